@@ -22,14 +22,14 @@ from .score_text import score_text
 _INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"', re.MULTILINE)
 
 _INSIDE_HEADER = "shared/phases.cuh"
-#: What the translation unit of an inside trace includes before the kernel.
+#: The header that an inside trace includes before the kernel.
 _LOG_HEADER = "shared/phase_log.cuh"
 _BRACKETS = functools.reduce(lambda deeper, _: rf"\((?:[^()]|{deeper})*\)", range(6), r"\([^()]*\)")
 
-#: What only inside traces have: the header's line, and INSIDE(...), with brackets in brackets.
+#: Text that only inside traces compile: the header's line, and INSIDE(...) with nested brackets.
 STAMPS = re.compile(rf'#include "{_INSIDE_HEADER}"|\bINSIDE{_BRACKETS}')
 
-#: A constant of this name is a macro, there or not: stamps are no statements of other builds.
+#: This constant is a macro, defined in inside traces only: in other builds stamps vanish from the text.
 INSIDE = "TRACE_INSIDE"
 
 
@@ -37,7 +37,7 @@ _LOG = logging.getLogger("cufa")
 _LOAD_SECONDS = 0.3
 
 _CLOCK_NS = 2_000_000_000
-"""File systems keep the time of a change to within so much."""
+"""A file system may round the time of a change by this much."""
 
 
 def included_files(source: str, stamps: bool = False) -> list[Path]:
@@ -48,7 +48,7 @@ def included_files(source: str, stamps: bool = False) -> list[Path]:
 
 
 def _sources(*sources: str, stamps: bool = False) -> dict[str, str]:
-    """What each of the files holds."""
+    """The text of these files and of all that they include, by name."""
     seen: dict[str, str] = {}
     pending, root = list(sources), str(SOURCE_DIR)
     while pending:
@@ -61,15 +61,15 @@ def _sources(*sources: str, stamps: bool = False) -> dict[str, str]:
 
 
 def _text(path: str) -> str:
-    """What a file holds; read again only when it has changed, or so lately that its time may not show it."""
+    """The text of a file. Read again only if its time has changed, or is so recent that a change may not show."""
     found = os.stat(path)
     if time.time_ns() - found.st_mtime_ns < _CLOCK_NS:
         return Path(path).read_text(encoding="utf-8")
-    return _text_of(path, found.st_mtime_ns, found.st_size)
+    return _cached_text(path, found.st_mtime_ns, found.st_size)
 
 
 @functools.lru_cache(256)  # a page or a record asks for the same files hundreds of times
-def _text_of(path: str, changed_ns: int, size: int) -> str:
+def _cached_text(path: str, changed_ns: int, size: int) -> str:
     return Path(path).read_text(encoding="utf-8")
 
 
@@ -188,7 +188,7 @@ def announced(name: str, arch: str) -> Iterator[None]:
 
 
 def nvrtc_options(nvrtc_arch: str, sources: Path | None = None) -> tuple[str, ...]:
-    """What CuPy passes, repeated so that a static compile gives the same code, plus our includes."""
+    """The options that CuPy passes, so that a static compile gives the same code, and cufa's include folder."""
     return (
         f"-I{sources or SOURCE_DIR}",
         "-std=c++17",
@@ -199,7 +199,7 @@ def nvrtc_options(nvrtc_arch: str, sources: Path | None = None) -> tuple[str, ..
 
 
 def cupy_options(min_capability: int = 80) -> tuple[str, ...]:
-    """What ``cupy.RawModule`` is given: it adds the architecture, the C++ standard and -ftz itself.
+    """Options for ``cupy.RawModule``, which adds the architecture, the C++ standard and -ftz itself.
 
     Kernels made of Hopper's own instructions name their architecture: NVRTC 12.9 and later takes the first of
     two -arch options, and CuPy would ask for plain sm_90.
@@ -208,7 +208,7 @@ def cupy_options(min_capability: int = 80) -> tuple[str, ...]:
 
 
 FOLDER = "kernels"
-"""Below the user's cache folder: cubin files that :func:`cufa.build.ahead.compile` left."""
+"""Folder of the user's cache for the cubin files of :func:`cufa.build.ahead.compile`."""
 
 
 def cubin_name(name: str, unit: str, nvrtc_arch: str) -> str:

@@ -1,7 +1,7 @@
 """Covering arrays: few rows of a product of choices that hold every pair of values at least once.
 
-What breaks a build is nearly always one choice, or two that meet, so a set in which every two meet finds what the
-whole product would, and grows with the largest two factors instead of with the product of all.
+One choice, or two together, break nearly every bad build. A set in which every two values meet therefore finds what the
+whole product would. It grows with the product of the two largest factors, not of all.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ Row = Mapping[str, Hashable]
 
 
 def covering(rows: Sequence[Row], pairs: Collection[tuple[str, str]]) -> list[int]:
-    """Indices of few rows that together hold every value of every factor, and every two values of the factors
-    of each of ``pairs``, that some row holds. In ascending order, and always the same for the same rows.
+    """Indices of few rows that hold every value of every factor, and every two values of the two factors of each of
+    ``pairs``, if any row holds them. Ascending, and always the same for the same rows.
 
-    Greedy: each step takes the row with the most missing values and pairs, of equals the first.
+    Greedy: each step takes the row with the most missing values and pairs, the first if several have as many.
     """
     held, demanded = _numbered(rows, pairs)
     missing = np.ones(demanded, bool)
@@ -36,8 +36,8 @@ def covering(rows: Sequence[Row], pairs: Collection[tuple[str, str]]) -> list[in
 
 
 def _numbered(rows: Sequence[Row], pairs: Collection[tuple[str, str]]) -> tuple[np.ndarray[Any, Any], int]:
-    """What each row covers, in numbers (demands, rows), and one more than the largest. 0 stands for what it lacks:
-    a row has no value of a factor, or no two values that meet."""
+    """Numbers of the demands that each row covers, (demands, rows), and one more than the largest. 0: the row has
+    no value of the factor, or of one of two factors."""
     values = {name: _codes(rows, name) for name in {name: None for row in rows for name in row}}
     columns, largest = [], 0
     for one, other in [*((name, None) for name in values), *pairs]:

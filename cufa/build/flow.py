@@ -8,13 +8,13 @@ from collections.abc import Iterable, Sequence
 
 @dataclasses.dataclass(frozen=True)
 class Jump:
-    """An instruction that does not simply go on with the next one."""
+    """An instruction that need not continue with the next instruction."""
 
     index: int
     target: int | None
     """Index of an instruction; None: the program ends here, or the target is unknown."""
     always: bool
-    """It never goes on with the next instruction."""
+    """It never continues with the next instruction."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,10 +68,10 @@ def _starts(count: int, jumps: Sequence[Jump]) -> list[int]:
 def _successors(
     count: int, jumps: Sequence[Jump], block_of: dict[int, int], ends: Sequence[int]
 ) -> list[list[int]]:
-    by_index = {jump.index: jump for jump in jumps}
+    jump_at = {jump.index: jump for jump in jumps}
     found = []
     for end in ends:
-        jump = by_index.get(end)
+        jump = jump_at.get(end)
         targets = [] if jump is None or jump.target is None else [jump.target]
         if (jump is None or not jump.always) and end + 1 < count:
             targets.append(end + 1)
@@ -80,7 +80,7 @@ def _successors(
 
 
 def _dominators(after: Sequence[Sequence[int]], before: Sequence[Sequence[int]]) -> dict[int, set[int]]:
-    """Of each block that is reached: the blocks through which every way to it goes, itself included."""
+    """For each reachable block: the blocks on every path to it, itself included."""
     reached, pending = {0}, [0]
     while pending:
         for target in after[pending.pop()]:
@@ -111,7 +111,7 @@ def _body(tail: int, head: int, before: Sequence[Sequence[int]]) -> set[int]:
 
 
 def _stretches(blocks: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Neighbours put together."""
+    """First and last index of each run of adjacent blocks."""
     found: list[tuple[int, int]] = []
     for first, last in blocks:
         if found and found[-1][1] + 1 == first:

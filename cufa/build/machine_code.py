@@ -1,6 +1,6 @@
 """Instructions of a kernel with the source lines that they come from: counted per line, and per loop.
 
-The same for PTX (:mod:`cufa.build.ptx`) and for SASS (:mod:`cufa.build.sass`): what differs is the reading.
+PTX (:mod:`cufa.build.ptx`) and SASS (:mod:`cufa.build.sass`) are parsed to the same classes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Instruction:
     places: tuple[Place, ...]
     """Where it comes from: the line itself, then the line that the function was inlined into, and so on."""
     live: int | None = None
-    """Registers of a thread that hold something here; None where registers are not given yet (PTX)."""
+    """Live registers of a thread here; None before registers are allocated (PTX)."""
 
     def line_in(self, file: str) -> int | None:
         """The innermost line of a file that it comes from."""
@@ -57,7 +57,7 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True)
 class LineCost:
-    """What one source line became."""
+    """The instructions that one source line became."""
 
     line: int
     count: int
@@ -75,7 +75,7 @@ class LoopCost:
     slots: int
     kinds: Mapping[str, int]
     flops: int
-    """Of the products of one warp."""
+    """Floating-point operations of one warp's products."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Code:
         return {line: _line_cost(line, found) for line, found in sorted(by_line.items())}
 
     def of_line(self, file: str, line: int) -> list[Instruction]:
-        """In program order."""
+        """The instructions of a line, in program order."""
         return [i for i in self.instructions if i.line_in(file) == line]
 
     @functools.cached_property
@@ -120,8 +120,8 @@ class Code:
         return sorted(filter(None, found), key=lambda loop: loop.head)
 
     def tile_loops(self, file: str = "") -> list[LoopCost]:
-        """What one pass of each of :attr:`product_loops` takes, without loops inside it. ``file``: where their places
-        are looked for."""
+        """The cost of one pass of each of :attr:`product_loops`, without loops inside it. ``file``: whose lines locate
+        the loops."""
         costs = []
         for loop in self.product_loops:
             own = loop.indices
@@ -151,7 +151,7 @@ class Code:
     # --- Kept on disk -------------------------------------------------------------------------------------
 
     def as_json(self) -> dict[str, Any]:
-        """Each chain of places once."""
+        """As JSON; each chain of places is stored once."""
         chains: dict[tuple[Place, ...], int] = {}
         rows = [[i.text, i.kind, chains.setdefault(i.places, len(chains)), i.live] for i in self.instructions]
         return {
@@ -177,7 +177,7 @@ def _line_cost(line: int, found: list[Instruction]) -> LineCost:
 
 
 def _counted(found: Iterable[Instruction]) -> dict[str, int]:
-    """By kind, in their order."""
+    """Instructions by kind, in the order of :data:`KINDS`."""
     counts = Counter(i.kind for i in found)
     return {kind: counts[kind] for kind in KINDS if counts[kind]}
 
@@ -189,7 +189,7 @@ _GUARD = re.compile(r"^@!?\S+\s+")
 
 
 def kind_of(text: str, kinds: Patterns) -> str:
-    """What an instruction is counted as, its guard aside."""
+    """The kind that an instruction counts as; its guard is ignored."""
     opcode = _GUARD.sub("", text).partition(" ")[0]
     return next((kind for kind, pattern in kinds if pattern.match(opcode)), "other")
 

@@ -145,8 +145,8 @@ class Logs:
     def ticks_per_ns(self) -> float:
         """Ticks of the SM's clock per nanosecond, from the two most distant pairs of both clocks."""
         h = self.heads
-        of_sm = h[h["sm"] == h["sm"][0]]
-        first, last = of_sm[np.argmin(of_sm["start_clock"])], of_sm[np.argmax(of_sm["end_clock"])]
+        same_sm = h[h["sm"] == h["sm"][0]]
+        first, last = same_sm[np.argmin(same_sm["start_clock"])], same_sm[np.argmax(same_sm["end_clock"])]
         ticks, ns = (
             int(last["end_clock"]) - int(first["start_clock"]),
             int(last["end_ns"]) - int(first["start_ns"]),
@@ -166,12 +166,12 @@ def intervals(logs: Logs, unit: float = 1.0) -> npt.NDArray[Any]:
         starts[sm] = min(start, starts.get(sm, start))
     for index, stamps in enumerate(logs.stamps):
         clocks = (logs.clocks(index) - starts[int(logs.heads[index]["sm"])]) / unit
-        found += _of_log(index, clocks.tolist(), stamps["code"].tolist())
+        found += _log_intervals(index, clocks.tolist(), stamps["code"].tolist())
     result = np.array(found, INTERVAL)
     return result[np.lexsort((result["begin"], result["log"]))]
 
 
-def _of_log(index: int, clocks: list[float], codes: list[int]) -> list[tuple[Any, ...]]:
+def _log_intervals(index: int, clocks: list[float], codes: list[int]) -> list[tuple[Any, ...]]:
     found: list[tuple[Any, ...]] = []
     flying: dict[int, list[tuple[int, int, float]]] = {}
     item, open_since, phase, number, of = -1, 0.0, 0, 0, -1  # `of`: the work item of the open phase
@@ -183,9 +183,9 @@ def _of_log(index: int, clocks: list[float], codes: list[int]) -> list[tuple[Any
         elif kind & _IN_FLIGHT:
             flying.setdefault(kind & ~_IN_FLIGHT, []).append((about, item, clock))
         elif kind & _LANDED:
-            of_kind = flying.get(kind & ~_LANDED)
-            if of_kind:
-                tile, of_item, since = of_kind.pop(0)
+            same_kind = flying.get(kind & ~_LANDED)
+            if same_kind:
+                tile, of_item, since = same_kind.pop(0)
                 found.append((index, kind & ~_LANDED, True, tile, of_item, since, clock))
         else:
             if phase:
@@ -232,7 +232,7 @@ def mistakes(logs: Logs) -> list[str]:
         if stamps["code"][-1] >> 24:
             found.append(f"{name} ends in {_name(int(stamps['code'][-1]))}")
         if logs.clocks(index)[-1] > int(head["end_clock"]):
-            found.append(f"{name} has stamps behind its end: its clock wrapped, or went back")
+            found.append(f"{name} has stamps after its end: its clock wrapped, or went back")
         flying: dict[int, int] = {}
         for code in stamps["code"].tolist():
             kind = code >> 24

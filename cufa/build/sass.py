@@ -19,7 +19,7 @@ from .ptx import parse_ptx, relative_place
 from .static_compile import static_compile
 from .variants import Variant
 
-#: What brings the disassembler: 6 MB, no CUDA toolkit, no GPU.
+#: Installs the disassembler: 6 MB, without a CUDA toolkit or a GPU.
 ADVICE = "pip install nvidia-cuda-nvdisasm"
 
 _SECTION = re.compile(r"^\s*\.section\s+\.text\.(\w+)")
@@ -52,7 +52,7 @@ class MissingDisassemblerError(RuntimeError):
 
 @functools.cache
 def find_nvdisasm() -> str | None:
-    """Where it is: in NVIDIA's Python packages, or on the path."""
+    """The file nvdisasm: in NVIDIA's Python packages, or on the path."""
     spec = importlib.util.find_spec("nvidia")
     for root in () if spec is None else spec.submodule_search_locations or ():
         found = sorted(Path(root).glob("*/bin/nvdisasm"), reverse=True)
@@ -85,7 +85,7 @@ def _run(command: list[str]) -> str:
 
 
 def parse_sass(with_lines: str, with_live: str = "") -> dict[str, Code]:
-    """From what ``nvdisasm -c -gi`` and ``nvdisasm -c -lrm count`` print."""
+    """The entries in the output of ``nvdisasm -c -gi`` and ``nvdisasm -c -lrm count``."""
     live = _live_registers(with_live)
     found: dict[str, Code] = {}
     for name, body in _sections(with_lines).items():
@@ -124,7 +124,7 @@ def _entry(name: str, body: list[str], live: dict[tuple[str, str], int]) -> Code
     labels: dict[str, int] = {}
     jumps: list[tuple[int, str]] = []
     here: tuple[Place, ...] = ()
-    is_first = True  # of the lines that name the places of what follows
+    is_first = True  # of the lines that locate the next instructions
     for line in body:
         if "//## File" in line:
             if is_first:  # the innermost line; the lines after it are where it was inlined
@@ -163,10 +163,10 @@ def _places(line: str) -> list[Place]:
 
 @dataclasses.dataclass(frozen=True)
 class Listing:
-    """One build. Its code is that which runs: asking for line numbers changes no instruction."""
+    """The code of one build, as it runs: line numbers change no instruction."""
 
     ptx: Mapping[str, Code]
-    """By kernel entry, of the entries that the build launches."""
+    """By kernel entry, for the entries that the build launches."""
     sass: Mapping[str, Code]
     """By kernel entry; empty without a disassembler."""
     missing: str | None

@@ -32,14 +32,14 @@ class Node:
 
     type: str
     text: str
-    """With ``{}`` for each operand."""
+    """CUDA, with ``{}`` for each operand."""
     operands: tuple[str | int, ...] = ()
     """Literals, or numbers of nodes."""
     level: int = UNIFORM
 
 
 def with_floats(e: Expression, found: dict[int, Bounds]) -> Expression:
-    """The same, with integers below 2^24 that become floats computed as floats."""
+    """The expression, with integers below 2^24 computed as floats if they become floats."""
     t = Trace("", e.arrays)
     new: dict[int, int] = {}
 
@@ -78,7 +78,7 @@ class Nodes:
         self.known: dict[Node, int] = {}
         self.of_place: dict[int, str | int] = {}
         self.tanh: dict[str | int, tuple[str | int, str]] = {}
-        """By node of a hyperbolic tangent: what it is a tangent of, times a factor."""
+        """By node of a hyperbolic tangent: its argument as (node, factor)."""
         for place in range(len(e.code)):
             self.of_place[place] = self._node_of(place)
         self.results = [self.of_place[x] for x in e.results]
@@ -127,8 +127,8 @@ class Nodes:
         if op in ("neg", "not", "bitnot"):
             return self.put(type, f"{ {'neg': '-', 'bitnot': '~'}.get(op, '!') }{{}}", *x)
         own = {"float": "float", "int": "int", "min": "min", "max": "max"}
-        of_floats = {"abs": "fabsf", "min": "fminf", "max": "fmaxf"}
-        name = (own | of_floats if kind == FLOAT else own).get(op, f"score_{op}")
+        float_names = {"abs": "fabsf", "min": "fminf", "max": "fmaxf"}
+        name = (own | float_names if kind == FLOAT else own).get(op, f"score_{op}")
         return self.put(type, f"{name}({', '.join(['{}'] * len(x))})", *x)
 
     def _input(self, name: str) -> int:
@@ -137,7 +137,7 @@ class Nodes:
         return self.put("int", name, level={"i": ROW, "j": COLUMN}.get(name, UNIFORM))
 
     def _factor(self, place: int) -> str | None:
-        """What x is multiplied by, of a score times a constant."""
+        """The factor of x, if the value is a score times a constant; else None."""
         op, _, *args = self.e.code[place]
         if not self.folds:
             return None
@@ -146,7 +146,7 @@ class Nodes:
         return "p.score_scale" if (op, args) == ("input", ["s"]) else None
 
     def _tanh(self, place: int, factor: str) -> int:
-        """``factor`` times the tangent of a value."""
+        """``factor`` times the hyperbolic tangent of a value."""
         unit, x = self._factor(place), self.of_place[place]
         of, scale = (x, "1.0f") if unit is None else (self.put("float", "x", level=SCORE), unit)
         node = self.put("float", f"score_tanh<SMALL>({{}}, {scale}, {factor})", of)
@@ -154,7 +154,7 @@ class Nodes:
         return node
 
     def _indexes(self, array: int, places: Sequence[int]) -> list[str | int]:
-        """Clamped where a value that this call may compute lies outside the axis."""
+        """The indexes, clamped if this call may compute one that lies outside the axis."""
         found: list[str | int] = []
         for axis, (place, size) in enumerate(zip(places, self.change.shapes[array], strict=True)):
             index, (low, high) = self.of_place[place], self.bounds[place]
@@ -176,14 +176,14 @@ class Nodes:
         pointer = f"const {scalar}*"
         terms = [(self.level(x), x, f"p.array{array}.stride{axis}") for axis, x in enumerate(indexes)]
         address = self.put(pointer, f"static_cast<{pointer}>(p.score{array})")
-        of_column: str | int = "0"
+        column_offset: str | int = "0"
         for level, index, stride in sorted(terms, key=lambda term: (term[0] == COLUMN, term[0])):
             if level == COLUMN:
-                of_column = self.put("i64", f"{{}} + i64({{}}) * {stride}", of_column, index)
+                column_offset = self.put("i64", f"{{}} + i64({{}}) * {stride}", column_offset, index)
             elif index != "0":
                 address = self.put(pointer, f"{{}} + i64({{}}) * {stride}", address, index)
-        if of_column != "0":
-            address = self.put(pointer, "{} + {}", address, of_column)
+        if column_offset != "0":
+            address = self.put(pointer, "{} + {}", address, column_offset)
         text = _WIDEN.get(form.dtype, f"{_TYPES[form.kind]}({{}})").format(f"ld_global<{scalar}>({{}})")
         return self.put(_TYPES[form.kind], text, address)
 

@@ -1,11 +1,10 @@
 """A problem's score function printed as CUDA: ``struct ScoreFunction`` of cuda_src/shared/score_function.cuh.
 
-Terms that depend on neither query nor key are members of the function, those of the query alone of its Row, those of
-the key alone of its Column: kernels compute each once per tile. What depends on both, or on the score, is computed for
-each score. Integers that only become floats are computed as floats, which hold them exactly below 2^24. Kernels give
-the product ``x`` of query and key. If a kernel has registers for it
-(:attr:`cufa.kernels.base.Kernel.folds_score_scale`), the softmax scale becomes part of a constant that the score is
-multiplied by, and factors of a hyperbolic tangent part of the tangent."""
+Terms that depend on neither query nor key are members of the function. Terms of the query alone are members of its
+Row, terms of the key alone of its Column: kernels compute each once per tile. Other terms are computed for each score.
+Integers that only become floats are computed as floats, which hold them exactly below 2^24. Kernels give the product
+``x`` of query and key. If a kernel has registers for it (:attr:`cufa.kernels.base.Kernel.folds_score_scale`), the
+softmax scale becomes part of a constant factor of the score, and factors of a tanh part of the tanh."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from ..problem.score_change import ScoreChange
 from .score_nodes import COLUMN, ROW, SCORE, UNIFORM, Nodes, with_floats
 
 _PADDING = 1024
-"""Kernels compute whole tiles: queries and keys past the end."""
+"""Queries and keys past the end, which kernels compute because tiles are whole."""
 
 _PLACES = {UNIFORM: "", ROW: "r.", COLUMN: "c."}
 """Levels of values that are computed once, and where a function for each score finds them."""
@@ -34,7 +33,7 @@ _WITHOUT_GRADIENTS = """\
 
 
 def score_text(problem: Problem, folds: bool) -> str:
-    """What a translation unit has before the kernel; empty without a score function. ``folds``: the kernel's
+    """The text of a translation unit before the kernel; empty without a score function. ``folds``: the kernel's
     ``folds_score_scale``."""
     if problem.score is None:
         return ""
@@ -43,17 +42,17 @@ def score_text(problem: Problem, folds: bool) -> str:
 
 
 def operations(problem: Problem, folds: bool) -> dict[str, list[str]]:
-    """Of a problem's score function: the operations of its value, as CUDA with ``{}`` for operands, by what they are
-    computed for: each "call", "query", "key" or "score"."""
+    """The operations of a score function's value, as CUDA with ``{}`` for operands, by how often they are computed:
+    once per "call", "query", "key" or "score"."""
     assert problem.score is not None
     sizes = problem.batch, problem.heads, problem.seqlen_q, problem.seqlen_k
     e = problem.score.expression
     nodes = Nodes(problem.score, with_floats(e, problem.score.bounds(*sizes)), sizes[:2], folds)
-    of_level = {UNIFORM: "call", ROW: "query", COLUMN: "key"}
-    found: dict[str, list[str]] = {name: [] for name in (*of_level.values(), "score")}
+    level_names = {UNIFORM: "call", ROW: "query", COLUMN: "key"}
+    found: dict[str, list[str]] = {name: [] for name in (*level_names.values(), "score")}
     for node in (nodes[n] for n in nodes.needed(nodes.results[:1])):
         if node.text not in _INPUTS:
-            found[of_level.get(node.level, "score")].append(node.text)
+            found[level_names.get(node.level, "score")].append(node.text)
     return found
 
 
@@ -63,7 +62,7 @@ _INPUTS = ("b", "h", "i", "j", "delta", "x", "i_float", "j_float")
 def change_text(
     change: ScoreChange, batch: int, heads: int, seqlen_q: int, seqlen_k: int, folds: bool = False
 ) -> str:
-    """Of a score function in calls of these sizes."""
+    """The text of a score function in calls of these sizes."""
     whole = (-(-n // _PADDING) * _PADDING for n in (seqlen_q, seqlen_k))
     return _text(change, folds, batch, heads, *whole)
 
@@ -85,10 +84,10 @@ class _ScoreText:
         nodes = self.nodes
         needed = nodes.needed([nodes.results[0]])
         tangents = (nodes.tanh[n] for n in needed if n in nodes.tanh and nodes.level(n) & SCORE)
-        of_scores = list(dict.fromkeys(tangents))
-        unit = of_scores[0][1] if len(of_scores) == 1 else "1.0f"
+        score_tangents = list(dict.fromkeys(tangents))
+        unit = score_tangents[0][1] if len(score_tangents) == 1 else "1.0f"
         greatest: str | int = "0.0f"
-        for of, scale in of_scores:
+        for of, scale in score_tangents:
             x = of if scale in (unit, "1.0f") else nodes.put("float", f"{{}} * ({scale})", of)
             greatest = nodes.put("float", "fmaxf({}, fabsf({}))", greatest, x)
         outputs = [*nodes.results, *nodes.targets, greatest]
@@ -105,7 +104,7 @@ class _ScoreText:
             "struct ScoreFunction {",
             f"  static constexpr bool HAS_SLOPE = {_bool(slope != '1.0f')};",
             f"  static constexpr bool IS_LIGHT = {_bool(self._is_light(needed))};",
-            f"  static constexpr bool HAS_TANH = {_bool(bool(of_scores))};",
+            f"  static constexpr bool HAS_TANH = {_bool(bool(score_tangents))};",
             f"  static constexpr bool TANH_OF_PRODUCT = {_bool(unit != '1.0f')};",
             f"  static constexpr int GRADIENTS = {len(nodes.targets)};",
             f"  static constexpr bool WEIGHTS_READ_SCORES = {_bool(reads)};",
@@ -145,7 +144,7 @@ class _ScoreText:
         return "\n".join([*lines, "};"]) + "\n"
 
     def _is_light(self, needed: Sequence[int]) -> bool:
-        """A few operations for each score, none of which reads memory or is a function."""
+        """Whether a score takes a few operations only, without memory reads and function calls."""
         each = [self.nodes[n] for n in needed if self.nodes[n].level not in _PLACES]
         return len(each) <= 8 and not any("ld_global" in x.text or "score_" in x.text for x in each)
 

@@ -56,15 +56,15 @@ class CompileError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class EntryReport:
-    """What ptxas says of one ``extern "C"`` entry, functions that it calls included."""
+    """ptxas's report on one ``extern "C"`` entry, with the functions that it calls."""
 
     name: str
     registers: int = 0
-    """A thread."""
+    """Per thread."""
     spill_store_bytes: int = 0
     spill_load_bytes: int = 0
     stack_bytes: int = 0
-    """Local memory a thread: spilled registers, or an array indexed by a value known only at run time."""
+    """Local memory per thread: spilled registers, or an array indexed by a value known only at run time."""
     static_shared_bytes: int = 0
     barriers: int = 0
     """Named barriers reserved; 16 when an index is not a constant."""
@@ -87,7 +87,7 @@ class CompileReport:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Lines of the log, of the front end and of ptxas, that warn."""
+        """Warnings in the log, from the front end and from ptxas."""
         return tuple(line.strip() for line in self.log.splitlines() if _WARNING.search(line))
 
     def entry(self, name: str) -> EntryReport:

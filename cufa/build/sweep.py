@@ -33,7 +33,7 @@ class BuiltEntry:
 
 @dataclasses.dataclass(frozen=True)
 class Build:
-    """What came of one variant."""
+    """The result of building one variant."""
 
     variant: Variant
     report: CompileReport | None
@@ -122,7 +122,7 @@ def build_all(variants: Sequence[Variant], jobs: int) -> Iterator[Build]:
             for future in as_completed(futures):
                 yield future.result()
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # a reader that stops early waits for none
+            pool.shutdown(wait=False, cancel_futures=True)  # a caller that stops early does not wait
 
 
 def _occupancy(variant: Variant, launch: Launch, compiled: EntryReport) -> Occupancy:

@@ -1,8 +1,8 @@
 """Builds of kernels that are checked without a GPU: kernel × config × element × mask × head dim × architecture.
 
-The whole product grows with every mask and element, so what is built by default is a covering set
-(:mod:`cufa.build.covering`): of each kernel every config, and every two of :data:`PAIRED` choices together. That a
-config meets every mask is left to the whole product, or a mask would cost a build per config.
+The whole product grows with every mask and element. By default a covering set is built (:mod:`cufa.build.covering`):
+every config of each kernel, and every two values of :data:`PAIRED` choices together. Only the whole product has every
+config with every mask: in the covering set a mask would cost a build per config.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from .compiler import keeps_logs, trace_constants
 from .covering import covering
 
 HEAD_DIMS = (64, 128, 256)
-"""Built for every architecture; each is the largest of its class: what tiles are made for."""
+"""Built for every architecture; each is the largest of its class, for which tiles are made."""
 ODD_HEAD_DIMS = (40, 80, 96, 192)
 """Odd multiples of 8, 16, 32 and 64, which take branches of a tiling that powers of two do not reach. Built for
 one architecture, the first that the kernel serves; so are narrow copies and the trace build."""
 
 PAIRED = ("architecture", "head dim class", "element", "mask", "softcap")
-"""Every two values of these meet in some build of a kernel; so do the constants of its own among them."""
+"""Every two values of two of these choices meet in some build of a kernel; so do values of its own constants."""
 _MORE_PAIRS = (
     ("optional operands", "mask"),
     ("optional operands", "head dim class"),
@@ -121,7 +121,7 @@ def variants(
     """
     built: set[Hashable] = set()
     for name in KERNELS if kernels is None else kernels:
-        found = (v for v in _of_kernel(KERNELS[name], archs, head_dims) if _is_new(v, built))
+        found = (v for v in _builds(KERNELS[name], archs, head_dims) if _is_new(v, built))
         yield from found if everything else _covering(list(found))
 
 
@@ -138,18 +138,18 @@ def _covering(found: Sequence[Variant]) -> Iterator[Variant]:
 
 
 def _is_new(variant: Variant, built: set[Hashable]) -> bool:
-    """Whether nothing with the same machine code came before. Without a mask there is nothing to skip: an
+    """Whether no earlier build has the same machine code. Without a mask there is nothing to skip: an
     ablation's unmasked builds are the kernel's own."""
     constants = {**variant.constants, "SKIP_MASKED_TILES": variant.skips}
-    # Names apart from values: of a hundred thousand builds a pair of each would be two million objects more.
+    # Names and values apart: a hundred thousand builds would need two million pairs more.
     key = (variant.source, variant.arch.capability, tuple(constants), tuple(constants.values()))
     before = len(built)
     built.add(key)
     return len(built) > before
 
 
-def _of_kernel(spec: Kernel, archs: Sequence[int], head_dims: Sequence[int] | None) -> Iterator[Variant]:
-    """Every build."""
+def _builds(spec: Kernel, archs: Sequence[int], head_dims: Sequence[int] | None) -> Iterator[Variant]:
+    """Every build of a kernel."""
     served = [find_architecture(arch) for arch in archs if spec.runs_on(arch)]
     for arch in served:
         for head_dim in head_dims or HEAD_DIMS:
@@ -182,7 +182,7 @@ def _left_out(spec: Kernel, served: Sequence[Architecture]) -> Iterator[Variant]
 
 @functools.lru_cache(1024)
 def _served(spec: Kernel, config: TileConfig, head_dim: int) -> tuple[Problem, ...]:
-    """Not every problem's keys are split, and not all tiles serve every problem."""
+    """Problems that the config serves: some take no split keys, some not all tiles."""
     split = config in spec.split_configs
     return tuple(
         p for p in _problems(spec, head_dim) if refusal(spec, p, config=config, split_keys=split) is None

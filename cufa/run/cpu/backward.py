@@ -68,8 +68,8 @@ class GradientStep:
 Observer = Callable[[GradientStep], None]
 _ALL = slice(None)
 
-_OF_QUERIES = ("dout", "q", "out", "dq", "lse", "dlse")
-_OF_KEYS = ("k", "v", "dk", "dv")
+_QUERY_ARRAYS = ("dout", "q", "out", "dq", "lse", "dlse")
+_KEY_ARRAYS = ("k", "v", "dk", "dv")
 
 
 def run(
@@ -83,20 +83,20 @@ def run(
     ``num_threads`` is the number that NumPy's BLAS would use.
     """
     problem, schedule = plan.problem, plan.schedule
-    of_queries: dict[str, Any] = {
+    query_arrays: dict[str, Any] = {
         name: None if given[name] is None else group_heads(given[name], problem.group_size)
-        for name in _OF_QUERIES
+        for name in _QUERY_ARRAYS
     }
-    of_keys = {name: given[name][:, :, None] for name in _OF_KEYS}  # one head for its whole group
+    key_arrays = {name: given[name][:, :, None] for name in _KEY_ARRAYS}  # one head for its whole group
     slopes = numbers_of_heads(problem, given.get("alibi_slopes"))
-    *of_stack, members = cuts(problem, schedule, plan.config, one_head=observer is not None)
-    stacks = list(itertools.product(*of_stack))
+    *stack_cuts, members = cuts(problem, schedule, plan.config, one_head=observer is not None)
+    stacks = list(itertools.product(*stack_cuts))
     shares = 1 if observer is not None else _shares(schedule, len(stacks))
 
     def work(task: tuple[tuple[slice, ...], int]) -> Array | None:
         heads, share = task
         arrays: dict[str, Any] = {
-            name: None if x is None else x[heads] for name, x in (of_queries | of_keys).items()
+            name: None if x is None else x[heads] for name, x in (query_arrays | key_arrays).items()
         }
         stack = _Stack(schedule, problem, arrays, members)
         stack.slopes = None if slopes is None else slopes[heads][..., None, None]
@@ -123,7 +123,7 @@ def run(
                     if part is not None:
                         total = part if total is None else np.add(total, part, out=total)
                 if total is not None:
-                    of_queries["dq"][heads] = total
+                    query_arrays["dq"][heads] = total
 
 
 def _shares(schedule: Schedule, num_stacks: int) -> int:
@@ -148,7 +148,7 @@ def _gradients(heads: _Stack, key_blocks: range) -> Array:
             score = None if heads.score is None else heads.score.at((_ALL, _ALL, members))
             change = None if score is None else lambda S, f=score: f.derivatives(S, rows, heads.columns(j))  # noqa: B023
             lse = heads.lse[:, :, members, rows]
-            P, slope, of_score = heads.weights(Q, K, lse, hidden, penalty, change)  # l. 11-12
+            P, slope, score_slopes = heads.weights(Q, K, lse, hidden, penalty, change)  # l. 11-12
             # A hidden inf or NaN must not contribute: 0 · NaN is NaN. If all is finite, zero weights suffice.
             unseen = None if hidden is None or _finite(Q, dO, K, V, delta) else hidden
             seen_by = None if unseen is None else unseen.T
@@ -156,7 +156,7 @@ def _gradients(heads: _Stack, key_blocks: range) -> Array:
             P_kept = P if kept is None else P.copy()
             if kept is not None:
                 kept.drop(P_kept, rows, heads.columns(j))
-            dV += heads.of_columns(P_kept.mT, dO, seen_by)  # l. 13
+            dV += heads.column_product(P_kept.mT, dO, seen_by)  # l. 13
             dS = heads.product(dO, V)  # l. 14
             if kept is not None:
                 kept.drop(dS, rows, heads.columns(j))
@@ -167,9 +167,9 @@ def _gradients(heads: _Stack, key_blocks: range) -> Array:
             if unseen is not None:
                 hide(dS, unseen, 0)
             if score is not None:
-                score.go_back(dS, of_score, rows, heads.columns(j))
-            dQ[:, :, members, rows] += heads.of_rows(dS, K, unseen)  # l. 16
-            dK += heads.of_columns(dS.mT, Q, seen_by)  # l. 17
+                score.go_back(dS, score_slopes, rows, heads.columns(j))
+            dQ[:, :, members, rows] += heads.row_product(dS, K, unseen)  # l. 16
+            dK += heads.column_product(dS.mT, Q, seen_by)  # l. 17
             heads.observe(members, i, j, P, dS, dQ[:, :, members, rows], dK, dV)
         dK *= heads.scale
         heads.store(j, dK, dV)  # l. 19
@@ -201,7 +201,7 @@ class _Stack(Heads):
         super().__init__(schedule, problem, heads)
         self.Q, self.dO = operand(arrays["q"], self.dtype), operand(arrays["dout"], self.dtype)
         self._observer: Observer | None = None
-        self._k, self._v, self._dk, self._dv = (arrays[name] for name in _OF_KEYS)
+        self._k, self._v, self._dk, self._dv = (arrays[name] for name in _KEY_ARRAYS)
         self._members = members
         self._P, self._dS = (self.empty(self.block_q, self.block_kv) for _ in range(2))
         self._product = self.empty(max(self.block_q, self.block_kv), max(self.head_dim, problem.v_dim))
@@ -257,7 +257,7 @@ class _Stack(Heads):
         scratch: valid until the next call. ``penalty`` is ALiBi's."""
         slope = None
         S: Array = np.matmul(Q, K.mT, out=self._tile(self._P, Q, K))
-        of_score = [] if change is None else change(S)
+        score_slopes = [] if change is None else change(S)
         if self.softcap is not None:
             softcapped_in_place(S, self.softcap)
             slope = softcap_derivative(S, self.softcap)
@@ -267,27 +267,27 @@ class _Stack(Heads):
         P: Array = np.exp(S, out=S)
         if hidden is not None:
             hide(P, hidden, 0)
-        return P, slope, of_score
+        return P, slope, score_slopes
 
     def product(self, dO: Array, V: Array) -> Array:
-        """dO Vᵀ. Scratch, as in of_rows() and of_columns(): valid until the next call."""
+        """dO Vᵀ. Scratch, like the other products: valid until the next call."""
         dP: Array = np.matmul(dO, V.mT, out=self._tile(self._dS, dO, V))
         if self._observer is not None:
-            self._dP = dP.reshape(dP.shape[-2:]).copy()  # dS takes its place
+            self._dP = dP.reshape(dP.shape[-2:]).copy()  # dS overwrites it
         return dP
 
-    def of_rows(self, dS: Array, K: Array, unseen: Bools | None) -> Array:
+    def row_product(self, dS: Array, K: Array, unseen: Bools | None) -> Array:
         """dS K."""
         return product_of_seen(dS, K, unseen, self._product_of(dS, K))
 
-    def of_columns(self, PT: Array, dO: Array, unseen: Bools | None) -> Array:
+    def column_product(self, PT: Array, dO: Array, unseen: Bools | None) -> Array:
         """Pᵀ dO, summed over the members of the group."""
-        of_members = product_of_seen(PT, dO, unseen, self._product_of(PT, dO))
-        summed: Array = of_members.sum(axis=2, keepdims=True) if PT.shape[2] > 1 else of_members
+        member_products = product_of_seen(PT, dO, unseen, self._product_of(PT, dO))
+        summed: Array = member_products.sum(axis=2, keepdims=True) if PT.shape[2] > 1 else member_products
         return summed
 
     def _product_of(self, rows: Array, columns: Array) -> Array:
-        """Memory of a product of a tile with queries, keys or dO."""
+        """Scratch for a product of a tile with queries, keys or dO."""
         return self._product[:, :, : rows.shape[2], : rows.shape[-2], : columns.shape[-1]]
 
     @staticmethod

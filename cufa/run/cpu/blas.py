@@ -53,8 +53,8 @@ class _Call:
 
 
 class _Setting:
-    """The number of BLAS threads. Ctrl-C may end a call at any line, here too: calls are held weakly, and numbers that
-    were not restored are known to the next call, which restores them."""
+    """The number of BLAS threads. Ctrl-C may end a call at any line, here too: calls are held weakly, and the next call
+    restores numbers that were not restored."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -87,7 +87,7 @@ _setting = _Setting()
 
 def _after_fork() -> None:
     global _setting
-    parents, _setting = _setting, _Setting()  # the lock may be held by a thread that is not there
+    parents, _setting = _setting, _Setting()  # the lock may be held by a thread that the child lacks
     parents.restore()
 
 

@@ -87,19 +87,19 @@ def tokens_a_scale(scale: Array, cache: Array, paged: bool) -> int:
 
 
 _HEADROOM = 8
-"""Of the scale that a block's first tokens choose: later tokens of the block must fit."""
+"""Factor of the scale that a block's first tokens choose: later tokens of the block must fit."""
 
 
 def append(operands: Arrays) -> None:
-    """Write k_new and v_new into the caches, from each sequence's length on; rounded, and with their scales, if they
-    have more bits than the cache. Raises key_norms."""
+    """Write k_new and v_new into the caches, from each sequence's length on. If they have more bits than the cache,
+    round them and write their scales. Lift key_norms to the new keys' norms."""
     _append(operands)
     if operands.get("key_norms") is not None:
         _raise_norms(operands, operands["key_norms"])
 
 
 def _raise_norms(operands: Arrays, norms: Array) -> None:
-    """Raise key_norms to the norms of the keys that :func:`append` has written."""
+    """Lift key_norms to the norms of the keys that :func:`append` has written."""
     for b, start in enumerate(operands["cache_seqlens"].tolist()):
         heads, end = slice(0, norms.shape[1]), start + operands["k_new"].shape[2]
         K = CacheTiles(operands["k_cache"], operands["block_table"], b, heads, np.float32).load(start, end)
@@ -145,14 +145,14 @@ def append_rows(problem: Problem, operands: Arrays) -> None:
 
 
 def gathered(problem: Problem, operands: Arrays) -> tuple[Problem, dict[str, Any]]:
-    """Append new tokens, then the same problem with the keys of each sequence side by side."""
+    """Append new tokens. Returns the same problem with the keys of each sequence side by side."""
     lengths, found = problem.lengths, dict(operands)
     assert isinstance(lengths, (Padded, Packed)) and lengths.keys is not None
     if problem.cache.new_tokens:
         append_rows(problem, operands)
     most, packed = max(lengths.keys, default=0), isinstance(lengths, Packed)
     table = operands.get("block_table")
-    if table is not None:  # entries before a window may be wild: their keys are hidden
+    if table is not None:  # entries before a window may be invalid: their keys are hidden
         table = np.clip(table, 0, max(problem.cache.num_pages - 1, 0))
     begins = np.append(0, np.cumsum(lengths.keys)) if packed else np.zeros(problem.batch + 1, np.int64)
     for role in "kv":
@@ -173,11 +173,11 @@ def gathered(problem: Problem, operands: Arrays) -> tuple[Problem, dict[str, Any
 
 
 def _append_rounded(operands: Arrays, cache: Array, new: Array, scale: Array) -> None:
-    """Block after block: the first token of a block chooses its scale together with the others of this call."""
+    """Block by block: the tokens of this call choose a block's scale if its first token is among them."""
     table, size = operands["block_table"], cache.shape[2]
     block = tokens_a_scale(scale, cache, table is not None)
     headroom = np.float32(1 if block == 1 else _HEADROOM)
-    of_blocks = scale.reshape(*scale.shape[:2], -1)
+    block_scales = scale.reshape(*scale.shape[:2], -1)
     for b, start in enumerate(operands["cache_seqlens"].tolist()):
         position, end = start, start + new.shape[2]
         while position < end:
@@ -186,8 +186,8 @@ def _append_rounded(operands: Arrays, cache: Array, new: Array, scale: Array) ->
             tokens = new[b, :, position - start : position - start + count].astype(np.float32)
             if slot % block == 0:
                 largest = headroom * np.abs(tokens).max(axis=(1, 2))
-                of_blocks[outer, :, slot // block] = scale_of(largest)
-            tokens *= (np.float32(1) / of_blocks[outer, :, slot // block])[:, None, None]
+                block_scales[outer, :, slot // block] = scale_of(largest)
+            tokens *= (np.float32(1) / block_scales[outer, :, slot // block])[:, None, None]
             np.clip(tokens, -LARGEST, LARGEST, out=tokens)
             cache[outer, :, slot : slot + count] = tokens.astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
             position += count
@@ -199,8 +199,8 @@ numbers too), and the largest finite number: a larger result was inf or NaN."""
 
 
 def widen(x: Array, wide: Array) -> None:
-    """Convert. Shifts and a product take a fifth (float16) or an eighth (e4m3) of the time of NumPy's conversion,
-    which is fast for bfloat16."""
+    """Convert to float32. Shifts and a product take a fifth (float16) or an eighth (e4m3) of the time of NumPy's
+    conversion, which is fast for bfloat16."""
     if str(x.dtype) in _SHIFTS and wide.dtype == np.float32:
         shift, factor, largest = _SHIFTS[str(x.dtype)]
         bits = wide.view(np.int32)

@@ -57,7 +57,7 @@ class Work:
     heads: slice
     """Key/value heads."""
     rows: slice
-    """Packed query rows of each of them: query head within the group times tokens, plus token."""
+    """Packed query rows of each key/value head: query head within the group times tokens, plus token."""
     first_key: int
     last_key: int
 
@@ -174,10 +174,10 @@ class _Split:
         self.dtype = compute_dtype(plan.problem)
         _, self.token = _members_and_tokens(plan, work)
         self.slopes: Array | None = None
-        """ALiBi's, (heads, rows)."""
+        """ALiBi slopes, (heads, rows)."""
         if plan.problem.alibi:
             slopes = operands["alibi_slopes"]
-            self.slopes = _of_rows(plan, slopes if slopes.ndim == 1 else slopes[work.batch], work)
+            self.slopes = _row_values(plan, slopes if slopes.ndim == 1 else slopes[work.batch], work)
 
     def attend(self, observer: Observer | None) -> tuple[Array, Array]:
         """Normalised O (heads, rows, head_dim) and lse (heads, rows). With a fixed maximum, rows whose sums leave the
@@ -188,7 +188,7 @@ class _Split:
         low, high = (2.0**x for x in safe_sums(self._half_weights))
         with np.errstate(all="ignore"):
             O, m, l = self.sums(observer, self._fixed_maxima())
-            wrong = ~((l >= low) & (l <= high))  # NaN too: the row has no fixed maximum, or saw one
+            wrong = ~((l >= low) & (l <= high))  # NaN too: the row has no fixed maximum, or read a NaN
         if wrong.any():
             found = self.sums(None, None)
             O, m, l = (np.where(wrong, own, x) for own, x in zip(found, (O, m, l), strict=True))
@@ -213,13 +213,13 @@ class _Split:
         below, most = (x * math.log(2) for x in bound_limits(self._half_weights))
         m = bound - below
         if problem.softmax_max == "heads":
-            m = _of_rows(self.plan, self.operands["softmax_max"], work)
+            m = _row_values(self.plan, self.operands["softmax_max"], work)
         elif problem.softmax_max != "bound":
             m = np.full(bound.shape, problem.softmax_max)
         return np.where(bound <= most, m, np.nan).astype(dtype)[..., None]
 
     def sums(self, observer: Observer | None, fixed: Array | None) -> tuple[Array, Array, Array]:
-        """O, not yet divided by l, and m and l of each row; ``fixed`` in place of the maxima."""
+        """O, not yet divided by l, and m and l of each row. ``fixed`` replaces the running maxima."""
         problem, operands, work, dtype = self.problem, self.operands, self.work, self.dtype
         Q = self._scaled_queries()
         K, V = (
@@ -252,12 +252,12 @@ class _Split:
             unseen = None if hidden is None or np.isfinite(tile).all() else hidden
             O += product_of_seen(P, tile, unseen, np.empty_like(O))
             if observer is not None:
-                self._tell(observer, start, before, (P, m, l, alpha, O))
+                self._show(observer, start, before, (P, m, l, alpha, O))
         if operands["v_scale"] is not None and not problem.scales:
             O *= operands["v_scale"][work.heads, None, None].astype(dtype)
         return O, m, l
 
-    def _tell(self, observer: Observer, start: int, before: Sequence[Array], after: Sequence[Array]) -> None:
+    def _show(self, observer: Observer, start: int, before: Sequence[Array], after: Sequence[Array]) -> None:
         """Calls the observer for each head of a tile: S, m and l before it; P, m, l, alpha and O after it."""
         work, config = self.work, self.plan.config
         place = work.rows.start // config.block_q, start // config.block_kv
@@ -289,7 +289,7 @@ class _Split:
         """Scores after score function, soft cap and ALiBi."""
         problem, work = self.problem, self.work
         if problem.score is not None:
-            heads = _of_rows(self.plan, np.arange(problem.heads), work)[..., None]
+            heads = _row_values(self.plan, np.arange(problem.heads), work)[..., None]
             inputs = {
                 "s": S, "b": work.batch, "h": heads, "i": self.token[:, None], "j": key,
                 "delta": self.length - problem.seqlen_q,
@@ -305,7 +305,7 @@ class _Split:
         return S
 
     def _hidden(self, start: int, stop: int) -> Bools | None:
-        """Which of the keys ``start`` … ``stop`` - 1 each row does not see; None if all rows see all of them."""
+        """Whether each of the keys ``start`` … ``stop`` - 1 is hidden from each row; None if no key is hidden."""
         batch, tokens, length = self.work.batch, self.problem.seqlen_q, self.length
         mask, first_token = self.problem.mask.at(batch, 0), length - tokens
         in_tree = self.problem.tree and stop > first_token
@@ -316,8 +316,8 @@ class _Split:
         hidden = ~mask.visible(self.token, np.arange(start, stop), tokens, length)
         if in_tree:
             old = max(first_token, start)
-            of_tree = ~ancestors(self.operands["tree"][batch : batch + 1])[0][self.token]
-            hidden[:, old - start :] |= of_tree[:, old - first_token : stop - first_token]
+            not_ancestors = ~ancestors(self.operands["tree"][batch : batch + 1])[0][self.token]
+            hidden[:, old - start :] |= not_ancestors[:, old - first_token : stop - first_token]
         return hidden
 
 
@@ -327,10 +327,10 @@ def _members_and_tokens(plan: Plan, work: Work) -> tuple[Array, Array]:
     return member, token
 
 
-def _of_rows(plan: Plan, of_heads: Array, work: Work) -> Array:
+def _row_values(plan: Plan, head_values: Array, work: Work) -> Array:
     """One number per query head, expanded to (heads, rows)."""
     problem, (member, _) = plan.problem, _members_and_tokens(plan, work)
-    found: Array = of_heads.reshape(problem.kv_heads, problem.group_size)[work.heads][:, member]
+    found: Array = head_values.reshape(problem.kv_heads, problem.group_size)[work.heads][:, member]
     return found
 
 
@@ -347,7 +347,7 @@ def _store(plan: Plan, operands: Arrays, work: Work, O: Array, lse: Array) -> No
     """Unpacks rows into query heads and tokens. The sink joins once, after the merge."""
     problem = plan.problem
     if problem.sink:
-        O, lse = _with_sink(O, lse, _of_rows(plan, operands["sink"], work))
+        O, lse = _with_sink(O, lse, _row_values(plan, operands["sink"], work))
     member, token = _members_and_tokens(plan, work)
     head = np.arange(work.heads.start, work.heads.stop)[:, None] * problem.group_size + member
     with np.errstate(over="ignore"):

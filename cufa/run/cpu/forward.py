@@ -39,8 +39,8 @@ def run(
 ) -> None:  # fmt: skip
     """Execute a plan made for the CPU, of one part; ``out`` and ``lse`` are written in place.
 
-    q and out have shape (batch, heads, seqlen_q, head_dim), k and v (batch, kv_heads, seqlen_k, head_dim), v and out
-    perhaps of another head_dim, in the problem's dtype, with any strides and no empty axis. Inputs of e4m3 come in
+    q and out have shape (batch, heads, seqlen_q, head_dim), k and v (batch, kv_heads, seqlen_k, head_dim). v and out
+    may have another head_dim. All have the problem's dtype, any strides and no empty axis. Inputs of e4m3 come in
     float32, times their scales. lse is float32 (batch, heads, seqlen_q) or None, alibi_slopes (heads,) or (batch,
     heads), sink (heads,).
 
@@ -56,7 +56,7 @@ def run(
     q, out = group_heads(q, group), group_heads(out, group)
     k, v = k[:, :, None], v[:, :, None]  # one head for its whole group: broadcast, never copied
     lse = None if lse is None else group_heads(lse, group)
-    of_heads = [numbers_of_heads(problem, x) for x in (alibi_slopes, sink)]
+    head_numbers = [numbers_of_heads(problem, x) for x in (alibi_slopes, sink)]
 
     def work(task: _Task) -> None:
         heads, q_blocks = task
@@ -64,7 +64,7 @@ def run(
         stack = (_Float8Stack if problem.scales else _Stack)(schedule, problem, *operands)
         stack.score = None if score is None else score.at(heads)
         stack.dropped = None if dropped is None else dropped.at(heads)
-        stack.slopes, stack.sink = (None if x is None else x[heads][..., None, None] for x in of_heads)
+        stack.slopes, stack.sink = (None if x is None else x[heads][..., None, None] for x in head_numbers)
         if observer is not None:
             batch, kv_head, member = (x.start for x in heads)
             stack.watch(observer, batch, kv_head * group + member)
@@ -114,7 +114,7 @@ def _fa1(heads: _Stack, q_blocks: range) -> None:
     """Algorithm 1 of the FlashAttention paper: keys outermost. O, l and m of all queries are kept throughout (in the
     compute dtype), and O is normalised in every step.
 
-    Departure: P is relative to the new maximum at once. The paper's is relative to its tile's, and corrected later.
+    Departure: P is computed relative to the new maximum. The paper's P is relative to its tile's, and corrected later.
     """
     every_row = slice(0, heads.schedule.seqlen_q)
     O, l, m = heads.initial(every_row)  # l. 2

@@ -18,8 +18,8 @@ _WHOLE = {x.name for x in (*SCORE_ARRAYS, *SCORE_GRADIENTS, SEED)}
 
 
 def each(plan: Plan, given: Arrays) -> Iterator[tuple[Plan, dict[str, Any], Part]]:
-    """Plans of the parts, including parts without a score, their arrays, views of ``given``, and the parts. If some
-    places of the results may have no score, the results are first filled with the value for such places."""
+    """For each part, even without a score: its plan, its arrays (views of ``given``), and the part. If some places of
+    the results may have no score, the results are first filled with the value for such places."""
     problem = plan.problem
     if problem.empty or problem.lengths.places() is not None:
         for operand in plan.operation.all_operands:

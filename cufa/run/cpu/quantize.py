@@ -82,11 +82,11 @@ def scale_of(amax: Array) -> Array:
 
 
 def _amax(y: Array, signs: Array | None) -> Array:
-    """The largest magnitude of each token. If it is going to be rotated: a bound, ``sum |y| / √n`` of its columns that
-    are rotated together, added pair by pair."""
+    """The largest magnitude of each token. If it will be rotated: a bound, ``sum |y| / √n`` of the columns that are
+    rotated together, added pair by pair."""
     found: Array = np.abs(y)
     if signs is not None:
-        for _ in range(_together(y.shape[-1]).bit_length() - 1):
+        for _ in range(_rotated_columns(y.shape[-1]).bit_length() - 1):
             found = found[..., ::2] + found[..., 1::2]
         found *= _root(y.shape[-1])
     found = found.max(axis=-1)
@@ -119,7 +119,7 @@ def widened(x: Array, scale: Array, mode: str, block: int, dtype: Any) -> Array:
 def rotated(y: Array, signs: Array) -> Array:
     """y times diag(signs) H in place, for each n columns; H is the Hadamard matrix of n columns."""
     head_dim = y.shape[-1]
-    size = _together(head_dim)
+    size = _rotated_columns(head_dim)
     y *= signs
     distance = 1
     while distance < size:
@@ -130,13 +130,13 @@ def rotated(y: Array, signs: Array) -> Array:
     return y
 
 
-def _together(head_dim: int) -> int:
+def _rotated_columns(head_dim: int) -> int:
     """Columns that are rotated together: the largest power of two that divides head_dim."""
     return head_dim & -head_dim
 
 
 def _root(head_dim: int) -> Any:
-    return np.float32(_together(head_dim) ** -0.5)
+    return np.float32(_rotated_columns(head_dim) ** -0.5)
 
 
 def transposed(x: Array, out: Array, lengths: Lengths) -> None:

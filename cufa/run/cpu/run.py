@@ -38,10 +38,10 @@ def _forward(plan: Plan, arrays: Arrays) -> None:
     for part, x, place in parts.each(plan, arrays):
         slopes, sink = x.get("alibi_slopes"), x.get("sink")
         if not part.problem.empty:
-            of_dense = x["q"], x["k"], x["v"], x["out"], x["lse"]
+            tensors = x["q"], x["k"], x["v"], x["out"], x["lse"]
             score = ScoreFunction.of(place, x)
             dropped = DroppedWeights.of(plan, place, x)
-            forward.run(part, *of_dense, alibi_slopes=slopes, sink=sink, score=score, dropped=dropped)
+            forward.run(part, *tensors, alibi_slopes=slopes, sink=sink, score=score, dropped=dropped)
         elif sink is not None and x["lse"] is not None:
             x["lse"][...] = sink[:, None]
 
@@ -78,24 +78,26 @@ def _dequantized(problem: Problem, arrays: Arrays) -> dict[str, Any]:
 
 def _backward(plan: Plan, arrays: Arrays) -> None:
     dsink = None if arrays.get("dsink") is None else np.zeros(plan.problem.heads)
-    of_scores = {x.name: arrays[x.name] for x in SCORE_GRADIENTS if arrays.get(x.name) is not None}
-    totals = {name: np.zeros(x.shape) for name, x in of_scores.items()}
-    for part, of_part, place in parts.each(plan, {**arrays, "dsink": dsink, **totals}):
+    score_gradients = {x.name: arrays[x.name] for x in SCORE_GRADIENTS if arrays.get(x.name) is not None}
+    totals = {name: np.zeros(x.shape) for name, x in score_gradients.items()}
+    for part, part_arrays, place in parts.each(plan, {**arrays, "dsink": dsink, **totals}):
         if dsink is not None:
-            of_part["dsink"] += backward.sink_gradient(of_part)
+            part_arrays["dsink"] += backward.sink_gradient(part_arrays)
         if part.problem.empty:
             continue
-        # Heads of a query group with masks of their own are parts of their own, which share dk and dv.
+        # Heads of a query group with different masks are separate parts that share dk and dv.
         shared = ("dk", "dv") if (place.heads.start or 0) % plan.problem.group_size else ()
-        own = {name: np.zeros_like(of_part[name]) for name in shared}
-        dropped = DroppedWeights.of(plan, place, of_part)
-        backward.run(part, {**of_part, **own}, score=ScoreFunction.of(place, of_part), dropped=dropped)
+        own = {name: np.zeros_like(part_arrays[name]) for name in shared}
+        dropped = DroppedWeights.of(plan, place, part_arrays)
+        backward.run(
+            part, {**part_arrays, **own}, score=ScoreFunction.of(place, part_arrays), dropped=dropped
+        )
         for name, x in own.items():
             wide = np.promote_types(x.dtype, np.float32)
-            of_part[name][...] = of_part[name].astype(wide) + x.astype(wide)
+            part_arrays[name][...] = part_arrays[name].astype(wide) + x.astype(wide)
     if dsink is not None:
         arrays["dsink"][...] = dsink
-    for name, x in of_scores.items():
+    for name, x in score_gradients.items():
         x[...] = totals[name]
 
 
@@ -104,4 +106,4 @@ RUNS: dict[str, Callable[[Plan, Arrays], None]] = {
     "backward": _backward,
     "decode": decode.run,
 }
-"""By operation."""
+"""The CPU path of each operation, by its name."""

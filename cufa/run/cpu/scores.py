@@ -1,4 +1,4 @@
-"""Score functions and dropout in the CPU path: those of a problem for one tile of a stack of heads."""
+"""Score functions and dropout in the CPU path, for one tile of a stack of heads."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ Array = np.ndarray[Any, Any]
 
 
 @dataclasses.dataclass(kw_only=True)
-class _OfHeads:
-    """Something of a part, or of a stack of its heads."""
+class _HeadPlaces:
+    """Where the heads of a part, or of a stack of its heads, stand in the whole call."""
 
     b: Array
-    """Sequence of each head in the whole call, shaped to broadcast as (batch, kv_heads, group)."""
+    """Sequence of each head, shaped to broadcast as (batch, kv_heads, group)."""
     h: Array
-    """Its query head."""
+    """Query head of each head, of the same shape."""
 
     def at(self, heads: tuple[slice, ...]) -> Self:
-        """Of some heads: slices of (batch, kv_heads, group) or of the first two."""
+        """The same for some heads: slices of (batch, kv_heads, group) or of the first two."""
         return dataclasses.replace(self, b=self.b[heads[0]], h=self.h[(slice(None), *heads[1:])])
 
 
-def _heads_of(part: Part) -> dict[str, Array]:
+def _head_places(part: Part) -> dict[str, Array]:
     problem = part.problem
     b = np.arange(problem.batch).reshape(-1, 1, 1) + part.sequence
     h = np.arange(problem.heads).reshape(1, problem.kv_heads, problem.group_size)
@@ -43,13 +43,13 @@ def positions(x: slice) -> Array:
 
 
 @dataclasses.dataclass
-class ScoreFunction(_OfHeads):
+class ScoreFunction(_HeadPlaces):
     """The score function, for scores (batch, kv_heads, group, rows, columns)."""
 
     change: ScoreChange
     arrays: list[Any]
     totals: dict[str, Any]
-    """Gradients of arrays that are asked for, added to by every tile."""
+    """The requested gradients of arrays; every tile adds to them."""
     delta: int
 
     @classmethod
@@ -62,7 +62,7 @@ class ScoreFunction(_OfHeads):
         results = [given.get(x.name) for x in SCORE_GRADIENTS[: len(forms)]]
         totals = {form.name: x for form, x in zip(forms, results, strict=True) if x is not None}
         delta = problem.mask.shift(problem.seqlen_q, problem.seqlen_k)
-        return cls(problem.score, arrays, totals, delta, **_heads_of(part))
+        return cls(problem.score, arrays, totals, delta, **_head_places(part))
 
     def inputs(self, S: Array, rows: slice, columns: slice) -> dict[str, Any]:
         b, h = self.b[..., None, None], self.h[..., None, None]
@@ -87,23 +87,23 @@ class ScoreFunction(_OfHeads):
         return slopes
 
     def go_back(self, dS: Array, slopes: list[Any], rows: slice, columns: slice) -> None:
-        """dS of new scores becomes that of old ones; gradients of arrays are added."""
+        """dS of the new scores becomes dS of the old scores; gradients of arrays are added."""
         inputs = self.inputs(dS, rows, columns)  # indexes do not depend on scores' values
         score_change.add_gradients(self.change, inputs, self.arrays, dS, slopes[1:], self.totals)
         dS[...] = score_change.product(dS, slopes[0])
 
 
 @dataclasses.dataclass
-class DroppedWeights(_OfHeads):
+class DroppedWeights(_HeadPlaces):
     """Dropout of weights."""
 
     dropout: Dropout
 
     @classmethod
     def of(cls, plan: Plan, part: Part, given: Arrays) -> DroppedWeights | None:
-        """``plan`` is that of the whole call."""
+        """``plan``: of the whole call, not of the part."""
         found = dropout_of(plan.problem.dropped, given.get("seed"), plan.problem.heads)
-        return None if found is None else cls(found, **_heads_of(part))
+        return None if found is None else cls(found, **_head_places(part))
 
     def drop(self, x: Array, rows: slice, columns: slice) -> None:
         """Multiplies the kept elements of x, (batch, kv_heads, group, rows, columns), and sets the others to 0."""

@@ -174,10 +174,10 @@ def cuts(problem: Problem, schedule: Schedule, config: TileConfig, one_head: boo
     tile = min(schedule.block_q, problem.seqlen_q) * min(schedule.block_kv, problem.seqlen_k)
     room = min(config.block_q * config.block_kv // tile, problem.batch * problem.heads // MIN_STACKS)
     heads = 1 if one_head else max(1, room)
-    of_group = min(heads, problem.group_size)
-    of_kv = min(heads // of_group, problem.kv_heads)
-    of_batch = min(heads // (of_group * of_kv), problem.batch)
-    return cut(problem.batch, of_batch), cut(problem.kv_heads, of_kv), cut(problem.group_size, of_group)
+    group_step = min(heads, problem.group_size)
+    kv_step = min(heads // group_step, problem.kv_heads)
+    batch_step = min(heads // (group_step * kv_step), problem.batch)
+    return cut(problem.batch, batch_step), cut(problem.kv_heads, kv_step), cut(problem.group_size, group_step)
 
 
 Task = TypeVar("Task")

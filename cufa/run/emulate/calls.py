@@ -155,7 +155,7 @@ def emulate_backward(
 
 
 def _optional(*given: Any) -> tuple[Any, ...]:
-    """The optional operands of a call, or none."""
+    """The optional operands of a call; empty if none is given."""
     return given if any(x is not None for x in given) else ()
 
 
@@ -172,9 +172,9 @@ def _run(
     for x in results.values():
         x.fill(np.nan)
     given = call.arrays(results)
-    asked = call.options
+    options = call.options
     plan = make_plan(
-        with_memory(problem, given), Device.typical(arch), asked.algorithm, config,
-        num_splits=asked.num_splits,
+        with_memory(problem, given), Device.typical(arch), options.algorithm, config,
+        num_splits=options.num_splits,
     )  # fmt: skip
     return dataclasses.replace(run_plan(plan, given, execution, trace, inside=inside), results=results)

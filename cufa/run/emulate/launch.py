@@ -18,7 +18,7 @@ from .memory import GlobalArray, Touched, as_ctypes, untouched
 
 MODES = ("plain", "checked", "counted")
 SCHEDULES = ("ascending", "descending")
-#: Blocks of a cluster, for kernels that ask a GPU for more than the portable 8.
+#: Most blocks of a cluster: kernels may ask a GPU for more than the portable 8.
 MAX_CLUSTER = 16
 _RANDOM = 2
 _FINDINGS_BYTES = 1 << 20

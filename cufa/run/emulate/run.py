@@ -85,7 +85,7 @@ def run_plan(
     operands = _operand_memory(plan, given, checked)
     room = inside if isinstance(inside, Room) else Room(operation.num_records(plan))
     own = _own_memory(plan, room if inside else None)
-    of_mask = {name: GlobalArray(f"mask.{name}", x.values, False) for name, x in problem.mask_arrays.items()}
+    masks = {name: GlobalArray(f"mask.{name}", x.values, False) for name, x in problem.mask_arrays.items()}
     params = operation.pack(
         plan, {name: operands[name].array if name in operands else None for name in given}
     )
@@ -93,7 +93,7 @@ def run_plan(
         setattr(params, array.name, array.address)
     if inside:
         params.trace += room.before
-    for name, array in of_mask.items():
+    for name, array in masks.items():
         setattr(params.mask, name, array.address)
     boxes = _fill_maps(plan, params, operands, own)
     entries = build.kernel(
@@ -101,7 +101,7 @@ def run_plan(
         list(dict.fromkeys(launch.entry for launch in plan.launches)), checked,
         [plan.params.struct, *["TensorMap"] * len(boxes)], score_text(problem, plan.spec.folds_score_scale),
     )  # fmt: skip
-    memory = [*operands.values(), *own.values(), *of_mask.values()]
+    memory = [*operands.values(), *own.values(), *masks.values()]
     start = time.perf_counter()
     counters, findings = execute_all(
         entries, plan.launches * launches, [params, *boxes], memory, execution, problem.deterministic
@@ -159,7 +159,7 @@ def _forbid_tails(plan: Plan, memory: GlobalArray) -> None:
     """Padding after a sequence must not be read. The copy engine reads whole tiles: there the padding is NaN, which
     must not reach a result."""
     problem = plan.problem
-    if problem.scales and memory.name == "v" and not problem.values_in_rows:  # zeros behind a sequence
+    if problem.scales and memory.name == "v" and not problem.values_in_rows:  # zeros follow a sequence
         return
     array, valid = memory.array, memory.valid
     assert valid is not None
@@ -209,12 +209,12 @@ def _fill_maps(
 ) -> list[Any]:
     """Writes tensor maps to the parameters; returns the maps that are separate kernel arguments."""
     outside = []
-    of_workspace = plan.spec.maps_of_workspace(plan.problem)
+    workspace_shapes = plan.spec.maps_of_workspace(plan.problem)
     for name, box in plan.spec.boxes(plan.config).items():
         field = plan.operation.operand(name).map_field
         x = operands[name].array
-        if name in of_workspace:
-            shape = of_workspace[name]
+        if name in workspace_shapes:
+            shape = workspace_shapes[name]
             x = own["workspace"].array.view(x.dtype)[: math.prod(shape)].reshape(shape)
         filled = tensor_map(x, box.rows)
         if field in plan.params.names:

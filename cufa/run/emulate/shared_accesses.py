@@ -32,11 +32,11 @@ class Pass:
     """Up to 128 bytes of a warp-wide access, or one 8 × 16-byte matrix."""
 
     lanes: tuple[int, ...]
-    """Of each address; of wgmma: the row of the operand."""
+    """The lane of each address; of wgmma, the operand's row."""
     addresses: tuple[int, ...]
     """Offsets in the block's dynamic shared memory, bytes."""
     bytes: int
-    """At each address."""
+    """Bytes at each address."""
 
     def words(self) -> list[list[tuple[int, int]]]:
         """(word address, lane) by bank: the distinct words, which need one wavefront each."""
@@ -57,7 +57,7 @@ class Access:
 
     kind: str
     file: str
-    """Below ``cuda_src``."""
+    """Path below ``cuda_src``."""
     line: int
     passes: tuple[Pass, ...]
     times: int
