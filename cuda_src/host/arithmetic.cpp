@@ -49,7 +49,7 @@ static u32 e4m3_from_float(float x) {
   const u32 sign = float_as_u32(x) >> 24 & 0x80;
   if (x != x) return 0x7f;
   const float magnitude = std::min(std::fabs(x), 448.0f);
-  int exponent = std::max(std::ilogb(magnitude), -6);  // of the unit of the last place, 3 more
+  int exponent = std::max(std::ilogb(magnitude), -6);  // 3 above the exponent of the last place
   if (magnitude == 0.0f) exponent = -6;
   const u32 units = u32(std::nearbyint(std::ldexp(magnitude, 3 - exponent)));
   return sign | (u32(exponent + 6) * 8 + units);  // 8 units are the implicit bit: they count the exponent up

@@ -1,4 +1,4 @@
-// What each thread waits for, when no thread can go on; and setmaxnreg, by which warps of a block trade registers.
+// Says what each thread waits for when none can go on; and setmaxnreg, by which warps of a block trade registers.
 #include "primitives/register_budget.cuh"
 
 #include "host/runtime.h"

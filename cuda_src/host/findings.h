@@ -1,4 +1,4 @@
-// What checked mode has found, gathered over all blocks of a launch.
+// The findings of checked mode, over all blocks of a launch.
 #pragma once
 #include <cstring>
 #include <map>

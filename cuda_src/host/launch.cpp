@@ -36,8 +36,8 @@ class Standstill {
   // A worker has run a cluster, which may have changed counters.
   void moved() { ++moves_; }
   u64 moves() const { return moves_; }
-  // All clusters of a worker wait, as of `moves`. Returns whether they wait forever: all workers stand still, and nothing has
-  // moved since the first of them looked.
+  // All clusters of a worker wait: it has seen no change up to `moves`. Returns whether they wait forever: all workers wait, and
+  // no cluster has run since the first of them looked.
   bool stand(int worker, u64 moves) {
     const std::lock_guard<std::mutex> lock(mutex_);
     standing_[worker] = moves;
@@ -56,7 +56,7 @@ class Standstill {
 };
 
 // One launch, on several CPU threads. Each runs its clusters one after another. If a cluster waits for a counter that another
-// cluster changes, it is put aside and the next one begins.
+// cluster changes, the next cluster begins meanwhile.
 class Run {
  public:
   Run(const CufaLaunch& launch, int workers, u32 most_waiting)

@@ -53,7 +53,7 @@ int RaceDetector::add_cell(int like) {
 
 inline void RaceDetector::note(Reads& reads, const Thread& thread, bool by_proxy, Site site) {
   const u32 now = time(thread);
-  if (reads.clock != now) {  // only the warp's latest are kept: what orders them orders its earlier ones
+  if (reads.clock != now) {  // only the latest are kept: an access ordered after them comes after earlier ones too
     reads.clock = now;
     reads.lanes = 0;
     reads.by_proxy = true;

@@ -75,7 +75,7 @@ struct ClusterClocks {
   int phases() const { return size - 2; }
   int previous_grid() const { return size - 1; }
   int size = 0;
-  std::vector<VectorClock> of;  // by thread: what has happened before
+  std::vector<VectorClock> of;  // by thread: its past
   std::vector<u32> time;        // by warp: advances when one of its lanes releases
 };
 
@@ -93,7 +93,7 @@ class RaceDetector {
   // The copy engine reads shared memory for a store, from when it is issued until this thread has waited for it.
   void begin_sending(Thread& thread, u32 smem, u32 bytes, Site site);
   void end_sending(Thread& thread, u32 smem, u32 bytes, Site site);
-  // The 16 bytes at `smem` are a copy of global memory that another block may have been writing: nobody may read them.
+  // The 16 bytes at `smem` are a copy of global memory that another block may have been writing: no thread may read them.
   void taint(u32 smem, const void* global, Site site);
   // Before the copy engine counts on an mbarrier: it must see the barrier's initialisation.
   void check_initialised(Thread& thread, u32 address, const Mbarrier& barrier, Site site);

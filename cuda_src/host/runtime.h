@@ -73,9 +73,9 @@ struct RemoteStore {
 
 // An mbarrier object, found by its shared address.
 struct Mbarrier {
-  u32 arrivals = 0;       // that complete a phase
+  u32 arrivals = 0;       // arrivals that complete a phase
   u32 missing = 0;        // arrivals that the present phase lacks
-  i64 bytes = 0;          // announced and not landed (negative: landed before they were announced)
+  i64 bytes = 0;          // bytes announced and not landed (negative: landed before they were announced)
   u32 phase = 0;          // number of the present phase
   VectorClock arrived;    // released by the arrivals of the present phase
   VectorClock completed;  // acquired by a waiter of a complete phase
@@ -94,14 +94,14 @@ struct Thread : ThreadContext {
   Block* block = nullptr;
   Warp* warp = nullptr;
   int id = 0, lane = 0;
-  int number = 0;  // in the cluster, block by block
+  int number = 0;  // index in the cluster, block by block
   bool done = false;
   const char* waits_for = nullptr;  // while parked
   Site waits_at;
 
   CopyGroups<PendingCopy> copies;
   CopyGroups<BulkStore> stores;
-  std::vector<BulkStore> additions;       // by the copy engine; the thread does not know that they are done
+  std::vector<BulkStore> additions;       // by the copy engine; the thread has not waited until they are done
   std::vector<BulkStore> additions_read;  // additions that have read shared memory and are not in global memory yet
   WgmmaRegisters wgmma_registers;
 

@@ -15,7 +15,7 @@ struct Operand64 {
       : start((descriptor & 0x3fff) << 4),
         leading((descriptor >> 16 & 0x3fff) << 4),
         stride((descriptor >> 32 & 0x3fff) << 4) {}
-  // The 128-byte swizzle works on addresses: bits 4-6 are exchanged by bits 7-9.
+  // The 128-byte swizzle works on addresses: bits 4-6 are XORed with bits 7-9.
   static u32 swizzled(u32 address) { return address ^ (address >> 7 & 7) << 4; }
   // 16 bytes: k = 8 kb ... 8 kb + 7 of a row.
   u32 k_major(int row, int kb) const { return swizzled(start + row / 8 * stride + row % 8 * 128 + kb * 16); }
