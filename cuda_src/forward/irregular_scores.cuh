@@ -39,7 +39,7 @@ DEVICE void hide_scores(View S, const IrregularMask<KIND, Params>& mask, int row
     const char* runs = mask.workspace.run(mask.first_run + run, key);
 #pragma unroll
     for (int n = 0; n < View::TILES; ++n) {
-      const vec4 two = ld_global<vec4>(runs + n * 8 * MaskWorkspace<Params, 1>::RUN_BYTES);  // of neighbouring keys
+      const vec4 two = ld_global<vec4>(runs + n * 8 * MaskWorkspace<Params, 1>::RUN_BYTES);  // runs of two neighbouring keys
       const u32 lo[2] = {two.x, two.z}, length[2] = {two.y, two.w};
 #pragma unroll
       for (int e = 0; e < 2; ++e) {

@@ -21,13 +21,13 @@ struct RunExtremes {
   int greatest_lo, least_hi, least_lo, greatest_hi;
 };
 
-// What prepare_mask() leaves in the workspace. For each sequence and head of the mask, run after run: {lo, hi - lo} of every key
+// The workspace that prepare_mask() fills. For each sequence and head of the mask, run after run: {lo, hi - lo} of every key
 // of whole blocks. After all of them: RunExtremes of each block.
 template <typename Params, int RUNS>
 struct MaskWorkspace {
   static constexpr int RUN_BYTES = 8, EXTREMES_BYTES = 16;
   char *runs, *extremes;
-  int blocks;  // of keys
+  int blocks;  // key blocks of a sequence
 
   // The part of one head.
   DEVICE MaskWorkspace(const Params& p, char* runs_, char* extremes_)

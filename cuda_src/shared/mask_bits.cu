@@ -33,7 +33,7 @@ DEVICE u32 turned(u32 x) {
 
 // The square of a warp: `top` and `left` are its first row and key. Neighbouring warps have neighbouring keys.
 struct Square {
-  i64 head;  // of the batch
+  i64 head;  // index of the head over all sequences
   int top, left;
 
   DEVICE explicit Square(const BitsParams& p) {

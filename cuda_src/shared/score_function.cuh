@@ -1,6 +1,6 @@
 // The caller's score function (cufa.score), printed before the kernel as struct ScoreFunction by cufa/build/score_text.py. It
-// is given products of queries and keys, and scales them. Soft cap, ALiBi and mask come after it; their parameters are those of
-// a scale of 1.
+// is given products of queries and keys, and scales them. Soft cap, ALiBi and mask come after it; their parameters are made
+// for a scale of 1.
 #pragma once
 #include "shared/element.cuh"
 #include "shared/fragment_view.cuh"

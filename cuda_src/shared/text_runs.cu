@@ -7,7 +7,7 @@
 constexpr int TEXT_WARPS = 4, WARP_KEYS = 256;  // warps of a thread block; keys of a warp
 constexpr i32 FROM_THE_START = i32(1u << 31), TO_THE_END = 0x7fffffff;
 
-// The rows that do not see a key. CAUSAL: rows after its text. BOTH_WAYS: rows before and after its text. QUESTION: as CAUSAL,
+// Which rows do not see a key. CAUSAL: rows after its text. BOTH_WAYS: rows before and after its text. QUESTION: as CAUSAL,
 // but rows up to the end of the last text see the first text.
 enum TextForm { CAUSAL, BOTH_WAYS, QUESTION };
 

@@ -17,7 +17,7 @@
 //   l.11      m_new, l_new                           StripState::update_rows
 //   l.12      write Oi                               output_slice (P~ Vj), StripState::update_slice, write_slice
 //   l.13      write li, mi                           StripState::write_rows
-//   StripState (strip_state.cuh) is what a thread holds of Oi, li and mi. The mask is that of the paper's Algorithm 2: every tile
+//   StripState (strip_state.cuh) is a thread's share of Oi, li and mi. The mask follows the paper's Algorithm 2: every tile
 //   is visited, but scores are compared only in tiles where the mask can hide some.
 //
 // Work within a thread block. KEY_WARPS warps share a group of query rows and split the keys of a block, as the paper's
@@ -234,7 +234,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa1_forward(const __grid_co
   for (int j = 0; j < Tc; ++j) {  // l. 5
     const bool last = j == Tc - 1;
     load_key_block(kv, p, head, smem, group, j);
-    StripState next;  // of the group's next strip
+    StripState next;  // state of the group's next strip
     if (LOAD_AHEAD && group.index * STRIP < p.seqlen_q) next.load(head, group, group.index * STRIP, j == 0);
     for (int i = 0; i < Tr; ++i, Q_stage ^= 1) {  // l. 7
       cp_async_wait<0>();

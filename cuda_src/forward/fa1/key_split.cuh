@@ -12,7 +12,7 @@ template <int WARPS, int ROWS, int TILES>  // TILES: accumulators of a warp at a
 struct KeyGroup {
   static_assert(WARPS == 2 || WARPS == 4, "a row's values are one vector");
   static constexpr int VALUES_BYTES = ROWS * WARPS * 4;           // one float per row and warp
-  static constexpr int PART_BYTES = TILES * 512;                  // from one warp to another
+  static constexpr int PART_BYTES = TILES * 512;                  // one part, for one other warp
   static constexpr int PARTS_BYTES = WARPS * (WARPS - 1) * PART_BYTES;  // [receiver][sender]
 
   int index, warp, lane;    // of the group in the block, of this warp in the group

@@ -98,13 +98,13 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
   const u32 P_warp = smem_address(smem) + SharedMemory::P + row_group * WARP_ROWS * P_PITCH;
   const u32 M_warp = smem_address(smem) + SharedMemory::M + row_group * WARP_ROWS * 8;
 
-  // Parked in the last 16 bytes of the first row of Q, which no tile uses: what the epilogue needs.
+  // Parked in the last 16 bytes of rows of Q, padding that no tile uses. First row: what the epilogue needs.
   const u32 parked_smem = Q_smem + Q_PITCH - 16;
   if (thread == 0) park_item(parked_smem, item, Q_smem);
-  // In the second row: where the clear tiles end, if masked tiles are not skipped.
+  // Second row: the end of the clear tiles, if masked tiles are not skipped.
   constexpr bool PARK_CLEAR_END = !SKIP_MASKED_TILES && MASK_KIND != MASK_FULL && !IRREGULAR;
   if (PARK_CLEAR_END && thread == 0) st_shared_u32(parked_smem + Q_PITCH, u32(tiles.clear_end));
-  // In the third row the mask of the sequence, in the fourth what ALiBi needs.
+  // Third row: the mask of the sequence. Fourth row: ALiBi's slope and diagonal.
   constexpr bool PARK_MASK = LENGTHS_KIND != DENSE;
   if (PARK_MASK && thread == 0) {
     st_shared_vec4(parked_smem + 2 * Q_PITCH, {u32(mask.rows), u32(mask.keys), u32(mask.first), u32(mask.last)});

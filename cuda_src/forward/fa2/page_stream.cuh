@@ -13,7 +13,7 @@ struct PageStream {
   u32 target;
   int thread, sequence;
   int tile_key;   // the first key of the next tile
-  int first, end;  // keys that are read: those before are masked for all rows, and their pages may be gone
+  int first, end;  // keys that are read: earlier keys are masked for all rows, and their pages may be freed
 
   DEVICE PageStream(const AttentionParams& params, const void* cache_, const Strides& stride_, int kv_head, u32 smem,
                     int sequence_, int tile, int first_, int end_, int thread_)

@@ -16,7 +16,7 @@ constexpr int S_TILES = WARP_KEYS / 8;                      // 8-column mma tile
 constexpr int O_TILES = (V_DIM / 8 + COLUMN_WARPS - 1) / COLUMN_WARPS;  // 8-column mma tiles of O of one warp
 constexpr int ROW_BYTES = HEAD_DIM * 2, V_ROW_BYTES = V_DIM * 2;
 constexpr int PITCH = tile_pitch(ROW_BYTES, 32), V_PITCH = tile_pitch(V_ROW_BYTES, 32);
-constexpr int Q_PITCH = PITCH > V_PITCH ? PITCH : V_PITCH;  // of Q, whose buffer O leaves through
+constexpr int Q_PITCH = PITCH > V_PITCH ? PITCH : V_PITCH;  // pitch of Q: O leaves through its buffer
 constexpr int P_PITCH = tile_pitch(Bc * 2, 32);
 constexpr bool PAIRED = COLUMN_WARPS == 2;
 

@@ -217,7 +217,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
       hide_scores<RIGHT_MASKED>(S, head_mask(p), row, j * Bc, S.lane_column(lane_id()));
     }
 
-    // Alg. 1, l. 9: the row maxima, and what O is multiplied by to have the new maximum and the new unit.
+    // Alg. 1, l. 9: the row maxima, and alpha, which brings O to the new maximum and the new unit.
     float m_tile[2 * M_TILES], alpha[2 * M_TILES];
     lane_maxima<false>(m_tile, S);
 #pragma unroll
@@ -240,7 +240,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
 #pragma unroll
     for (int r = 0; r < 2 * M_TILES; ++r) alpha[r] *= O_unit_old * inverse_unit;
 
-    // Alg. 1, l. 9: P = exp(S - m), in pairs. Two neighbouring accumulators of S hold what one A operand needs.
+    // Alg. 1, l. 9: P = exp(S - m), in pairs. Two neighbouring accumulators of S hold one A operand.
     u32 P_hi[P_STEPS][M_TILES][4], P_lo[P_STEPS][M_TILES][4];
 #pragma unroll
     for (int i = 0; i < M_TILES; ++i) {
@@ -325,7 +325,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
 #pragma unroll 1
       while (next.exists()) {
         const WalkedTile walked = next;
-        if (lane == 0) st_shared_u32(saved_smem + 12, u32(walked.code));  // where band masks have the end of the clear tiles
+        if (lane == 0) st_shared_u32(saved_smem + 12, u32(walked.code));  // band masks keep the end of the clear tiles there
         warp_sync();  // the other lanes may read the code
         if constexpr (TRACE) tally.count(walked.tile(), walked.masked());
         find_next(parked_item(saved_smem));

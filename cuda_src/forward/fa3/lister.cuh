@@ -27,8 +27,8 @@ struct Lister {
       const auto sequence = sequence_of(p, work.batch);
       if (LENGTHS_KIND == PACKED && work.q_block * Br >= sequence.stored_rows()) continue;  // past the end of its sequence
       if (lane_id() == 0) {
-        // Consumers read the descriptor after they have waited for the item's Q. It overwrites the one of ITEM_DESCRIPTORS
-        // items ago: loaders lag by no more items than the list has entries; for consumers, see Producer::run().
+        // Consumers read the descriptor after they have waited for the item's Q. It overwrites the descriptor of
+        // ITEM_DESCRIPTORS items ago: loaders lag by no more items than the list has entries; for consumers, see Producer::run().
         write_shared(smem.item(round), Item{work, index});
         if constexpr (is_irregular(MASK_KIND)) publish_irregular_mask(smem.item(round), p, work);
         if constexpr (LENGTHS_KIND != DENSE) publish_sequence(smem.item(round), head_mask(p, sequence), sequence);
@@ -110,7 +110,7 @@ DEVICE void load_boxes(u32 tile, u32 full_barrier, const TensorMap* map, u32 box
   }
 }
 
-// A loader's position in the list, and the item of the entry at hand.
+// A loader's position in the list, and the current entry's item.
 struct ListReader {
   const AttentionParams& p;
   const SharedMemory& smem;

@@ -34,7 +34,7 @@ static_assert(BOXES <= 32, "a lane of the lister looks up one box");
 // The key tiles that a query block visits.
 DEVICE TileRange tiles_of(const AttentionParams& p, int q_block) { return block_tiles<Bc>(p, q_block); }
 
-// ---- Item descriptors: what the producer leaves for consumers, who have no registers to compute it again.
+// ---- Item descriptors: data that the producer leaves for consumers, which have no registers to compute it again.
 
 // One query block of one head. After the last item comes a descriptor with q_block NO_MORE_ITEMS.
 struct alignas(16) Item : WorkItem {

@@ -130,7 +130,7 @@ struct ListOfTiles {
       // opaque(): values derived from row and lane are computed here, and take no registers between tiles.
       const int row = int(opaque(u32(own_row))), column = int(opaque(u32(own_lane))) % 4 * 2;
       if constexpr (is_irregular(MASK_KIND)) {
-        constexpr bool ASK_FIRST = !(Q_IN_REGISTERS && HEAD_DIM > 64);  // where that spills no register
+        constexpr bool ASK_FIRST = !(Q_IN_REGISTERS && HEAD_DIM > 64);  // where the test spills no register
         hide_scores<1, ASK_FIRST>(S, read_irregular_mask(p, descriptor), row, j * Bc, column);
       } else {
         const HeadMask mask = read_mask(descriptor);
