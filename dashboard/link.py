@@ -8,7 +8,7 @@ from typing import Any
 import streamlit as st
 
 NONE = "none"
-_UNKNOWN = "the link has {names}, which is no control of this page; the page ignores it."
+_UNKNOWN = "the link has {names}, but this page has no such control; the page ignores it."
 
 
 def said(value: Any) -> str:

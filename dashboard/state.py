@@ -258,7 +258,7 @@ class Controls:
         self, name: str, default: Any, parse: Callable[[str], Any], wanted: str, among: object = _ANY
     ) -> str:
         """Give the widget its value: from the link of this visit, from the last visit, or the default. A control
-        that nobody has set (``among`` these options) follows its default."""
+        without a choice by the visitor (``among`` these options) follows its default."""
         full = self._prefix + name
         text = self._link.add(full)
         key = self._key(name)

@@ -53,5 +53,5 @@ def banks_figure(waves: Sequence[Wavefront], who: str, palette: Palette) -> go.F
 
 
 def _texts(lanes: Sequence[int | None]) -> list[str]:
-    """A number for each run of banks that serve one lane: numbers in all cells would overlap in a narrow window."""
+    """One number per run of banks that serve one lane: a number in each cell would overlap in a narrow window."""
     return ["" if x is None or (n and lanes[n - 1] == x) else str(x) for n, x in enumerate(lanes)]

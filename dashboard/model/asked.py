@@ -76,7 +76,7 @@ def unlike(
     """The measured card, day and problem, if card or problem differ from the controls; else ""."""
     if is_same_card(of_card, card) and problem == measured:
         return ""
-    return f"Not of the controls above, but of {of_card}, {recorded[:10]}" + (
+    return f"Unlike the controls above, measured on {of_card}, {recorded[:10]}" + (
         f": {measured}" if measured is not None else ""
     )
 

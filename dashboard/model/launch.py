@@ -132,7 +132,7 @@ def thread_blocks(
     """The launch of a kernel in its own order. ``config`` None: the first config, whose tiles may differ from the
     schedule."""
     order = spec.order(problem, schedule, device, config or spec.configs[0])
-    assert order is not None, f"{spec.name} is none of algorithms()"
+    assert order is not None, f"{spec.name} has no known launch order: see algorithms()"
     by_keys = WORK[problem.operation].by_keys
     batch, head = np.divmod(order.head, problem.kv_heads if by_keys else problem.heads)
     together = (config or spec.configs[0]).blocks_of_item

@@ -30,7 +30,7 @@ def read_lengths(text: str) -> Lengths:
     for word in filter(None, re.split(r"[,;\s\[\]()]+", re.sub(r"\s*([x×*])\s*", r"\1", text))):
         match = _NUMBER.fullmatch(word)
         if match is None:
-            raise ValueError(f"{word[:40]!r} is no whole number, and not like 64x128")
+            raise ValueError(f"{word[:40]!r} is not a whole number, nor like 64x128")
         times, number = int(match[1] or 1), int(match[2])
         if max(number, len(lengths) + times) > _MOST:
             raise ValueError(f"{word!r} is too large: at most {_MOST:,} numbers of at most {_MOST:,}")

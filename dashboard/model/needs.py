@@ -18,8 +18,8 @@ from cufa.problem.problem import Problem
 
 
 def with_needs(m: Measurement, machine: Evidence) -> Measurement:
-    """The measurement with its needs at the machine's ceilings; without, if the kernel is not covered. Power is a need
-    under lasting load only: products at the recorded clock."""
+    """The measurement with its needs at the machine's ceilings (unchanged if the kernel is not covered). Under lasting
+    load, power is a need: products at the recorded clock."""
     row = _derived(machine, m.suite).get(m.id, m.row)
     needs = dict(row.json.get("needs_ns", {}))
     if "power" in needs and m.regime is not Regime.SUSTAINED:

@@ -39,7 +39,7 @@ def _number(n: int, word: str) -> float:
     try:
         number = float(word)
     except ValueError:
-        raise ValueError(f"row {n}: {word[:20]!r} is no number") from None
+        raise ValueError(f"row {n}: {word[:20]!r} is not a number") from None
     if not abs(number) <= _LARGEST:  # NaN neither
         raise ValueError(f"row {n}: {word[:20]} is not from −{_LARGEST:g} to {_LARGEST:g}")
     return number

@@ -30,7 +30,7 @@ EXECUTED, WAVEFRONTS, EXCESSIVE = (
 
 
 class NotStallsError(ValueError):
-    """The file is no report with source counters; the message says how to make one."""
+    """The file is not a report with source counters; the message says how to make one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +137,7 @@ def _number(cell: str) -> int:
     try:
         return int(float(cell.replace(",", ""))) if cell.strip() not in ("", "-") else 0
     except ValueError:
-        raise NotStallsError(f"{cell!r} is no count. Make a file with: {HOW}") from None
+        raise NotStallsError(f"{cell!r} is not a count. Make a file with: {HOW}") from None
 
 
 def of_report(path: Path) -> list[Profiled]:

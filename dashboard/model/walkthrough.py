@@ -57,7 +57,7 @@ class Case:
     parts: int = 4
     """Splits of decode, stages of each of FA3's rings."""
     Q: Rows = ()
-    """One's own first rows, padded with 0; the other rows are random. Rows that the case does not have are ignored."""
+    """The visitor's first rows, padded with 0; the other rows are random. Rows beyond the case are ignored."""
     K: Rows = ()
 
 

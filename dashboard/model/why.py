@@ -199,7 +199,7 @@ def tiles_measured(f: Facts) -> Advice | None:
 def tiles_predicted(f: Facts) -> Advice | None:
     own = next((x for x in f.tilings if is_of(x.config, f.row.row.json.get("config"))), None)
     if own is None or f.is_sustained or f.tilings[0].seconds >= own.seconds * (1 - f.error):
-        return None  # a difference below the prediction's own error is no advice
+        return None  # a difference below the prediction's own error proves nothing
     best = f.tilings[0]
     return Advice(
         "Tiles",

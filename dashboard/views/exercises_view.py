@@ -58,7 +58,7 @@ def _ask_race(palette: Palette) -> Answer:
 def _ask_swizzle(palette: Palette) -> Answer:
     bits = _one_of("How many bits", (0, 1, 2, 3), "bits")
     base = _one_of("Lowest bit that changes", (4, 5, 6), "base")
-    shift = _one_of("XORed with the bits so many places above", (1, 2, 3, 4), "shift")
+    shift = _one_of("XORed with the bits this many places higher", (1, 2, 3, 4), "shift")
     units, names = exercises_executed.banks(bits, base, shift), [str(n) for n in range(8)]
     shown = [[(palette.scale[1] if x == 0 else palette.idle, str(x)) for x in row] for row in units]
     alt = "Banks of each unit: " + "; ".join(f"row {n}: {row}" for n, row in enumerate(units))
@@ -88,7 +88,7 @@ _ASK: dict[str, tuple[Callable[[Palette], Answer], Callable[[Any], Verdict]]] = 
     "swizzle": (_ask_swizzle, lambda x: exercises_executed.swizzle(*x)),
     "ragged": (_ask_ragged, exercises.ragged),
 }
-"""By name: shows the controls and returns the answer; grades the answer."""
+"""By exercise: a function that shows the controls and returns the answer, and its grader."""
 
 
 @functools.cache
@@ -101,7 +101,7 @@ def tasks() -> dict[str, tuple[str, str]]:
 
 
 def show(controls: Controls, palette: Palette) -> None:
-    """The exercise that the link names."""
+    """The exercise that the control selects."""
     titles = {name: title for name, (title, _) in tasks().items()}
     with page.control_box():
         name = controls.choice("exercise", "Exercise", titles, segmented=True)
@@ -125,4 +125,4 @@ def show(controls: Controls, palette: Palette) -> None:
     with place:
         done = ", ".join(titles[x] for x in titles if x in passed)
         text = f"{len(passed)} of {len(titles)} solved"
-        page.verdict(f"{text}: {done}." if done else f"{text}. Each stands alone.", "good" if done else "")
+        page.verdict(f"{text}: {done}." if done else f"{text}. Any order will do.", "good" if done else "")

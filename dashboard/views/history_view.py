@@ -220,7 +220,7 @@ def _nothing_shared(a: Sequence[Measurement], b: Sequence[Measurement], others_d
         f"{name} timed {sentences.listed(dict.fromkeys(m.label for m in rows))} on {rows[0].case}, {rows[0].regime}"
         for name, rows in (("A", a), ("B", b))
     ]
-    cure = "Choose another pair." if others_do else "No two runs share one: repeat one of the runs."
+    cure = "Choose another pair." if others_do else "No two runs have one in common: repeat one of the runs."
     return f"No kernel, shape and regime in common: {'; '.join(timed)}. {cure}"
 
 

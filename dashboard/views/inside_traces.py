@@ -21,7 +21,7 @@ from cufa.measure.inside import InsideTrace
 from cufa.measure.inside_sums import Intervals, lanes, sums
 
 _SPAN = 20.0
-"""Microseconds of both kernels that are drawn."""
+"""Microseconds that are drawn of each kernel."""
 
 
 def _words(trace: InsideTrace) -> str:
@@ -30,7 +30,7 @@ def _words(trace: InsideTrace) -> str:
 
 
 def show_decode(card: str, controls: Controls, palette: Palette) -> None:
-    """A recorded trace of decoding, of this card if possible; its own card and shape stand above it."""
+    """A recorded trace of decoding, of this card if possible; the control names its card and shape."""
     page.header("Inside a block")
     known = {n: x for n, x in counters.inside_traces()[0].items() if x.problem.operation == "decode"}
     if not known:
@@ -91,7 +91,7 @@ def show_pair(sides: Sequence[View], names: Sequence[str], palette: Palette) -> 
 
 
 def _first(times: Intervals, logs: Sequence[int]) -> Intervals:
-    """The intervals of these logs that begin within the drawn span."""
+    """The intervals of these logs that overlap the drawn span."""
     spans = times[np.isin(times["log"], logs)]
     begin = float(spans["begin"].min())
     return charts.drawn(spans, begin, begin + _SPAN)[: charts.MOST_BARS]

@@ -42,7 +42,7 @@ def link(page: str, subject: Subject) -> dict[str, str]:
 
 
 def pages_of(subject: Subject) -> tuple[str, ...]:
-    """Pages for such a subject."""
+    """The pages that can show this kind of subject."""
     return _CACHED if isinstance(subject.problem.lengths, Cached) else _DENSE
 
 
@@ -187,14 +187,14 @@ def _occupancy(subject: Subject) -> dict[str, Any]:
 
 
 def _kind(lengths: Lengths) -> tuple[object, ...]:
-    """Properties of lengths that a build knows: all page sizes are alike."""
+    """The properties of lengths that select a build; the page size is not among them."""
     if not isinstance(lengths, Cached):
         return ()
     return lengths.paged, lengths.given, lengths.new_tokens > 0
 
 
 def _roofline(subject: Subject) -> dict[str, Any]:
-    """The shape, and its recorded row."""
+    """Parameters of the shape, and of its recorded row."""
     p = subject.problem
     values: dict[str, Any] = {"of": problem_key(p)}
     if subject.kernel is not None:
@@ -224,4 +224,4 @@ _PAGES: dict[str, tuple[str, str, Callable[[Subject], dict[str, Any]]]] = {
     "machine_code": ("Machine code of this", "code", _occupancy),
     "roofline": ("Roofline of this", "roofing", _roofline),
 }
-"""Label and icon of the link to a page, and its parameters for a subject."""
+"""By page: label and icon of the link, and the function that gives a subject's parameters."""

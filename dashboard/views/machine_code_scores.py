@@ -16,8 +16,8 @@ from cufa.problem.problem import Problem
 from cufa.problem.score_function import score
 
 _SLOTS = {"score_tanh<": 6, "score_": 9, "float(ld": 4, "int(ld": 4, "bool(ld": 4, "{} + i64(": 2, "int(": 4}
-"""Issue slots of a warp for an operation, by the beginning of its text, from the throughput of its instructions on
-sm_90; of others 1. A tangent: the polynomial near 0, and the search for the greatest argument."""
+"""Issue slots of a warp for an operation, by the beginning of its text; 1 for any other. From the throughput of its
+instructions on sm_90. A tangent: the polynomial near 0, and the search for the greatest argument."""
 _SOFTMAX = 4.5
 """Instructions per score of a clear tile without a change of scores (cuda_src/forward/fa3/NOTES.md)."""
 _FOR = {
@@ -26,7 +26,7 @@ _FOR = {
 
 
 def problem_of(name: str) -> Problem:
-    """One of the functions of `cufa bench --suite scores`, in its call."""
+    """The problem of one function of `cufa bench --suite scores`."""
     shape = make(2, 32, 8192, 128, "bfloat16", True, kv_heads=8)
     function, arrays, _ = forms(shape.batch, shape.heads, shape.seqlen_k)[name]
     floats = tuple(name for name, x in arrays.items() if getattr(x, "dtype", None) == "float32")

@@ -30,7 +30,7 @@ def show(code: Code, entry: str, file: str) -> None:
     try:
         kernels = _read(given.name, given.getvalue())
     except (NotStallsError, UnicodeDecodeError) as error:
-        why = error if isinstance(error, NotStallsError) else f"it is no text. Make one with: {stalls.HOW}"
+        why = error if isinstance(error, NotStallsError) else f"it is not text. Make one with: {stalls.HOW}"
         page.verdict("This file is not a report with source counters.", "alarm", small=True)
         st.error(str(why), icon=":material/broken_image:")
         return

@@ -93,7 +93,7 @@ def _verdict(trace: InsideTrace, of_sm: Sums, times: Intervals) -> str:
     text = f"{of_sm.span:,.1f} µs on one SM{_cost(trace).replace(':', ', with stamps:')}; "
     text += f"warps that multiply wait {sentences.share(lost or 0.0)} of their time, which is lost"
     if design is not None:
-        text += f"; the producer waits {sentences.share(design)}, for free buffers by design"
+        text += f"; the producer waits {sentences.share(design)}, by design: for free buffers"
     if of_sm.softmax and of_sm.products:
         text += (
             f". {sentences.share(of_sm.overlap)} of the softmax overlaps products; {of_sm.exposed:,.1f} µs "

@@ -58,7 +58,7 @@ def show(view: View, other: View, palette: Palette) -> None:
     """Both views on one axis, and their numbers."""
     sides, names = (view, other), _names(view, other)
     if not (view.schedule.visited and other.schedule.visited):
-        page.verdict("On one side, no key is visible to any query: there is nothing to compare.", "warn")
+        page.verdict("In one view, no key is visible to any query: there is nothing to compare.", "warn")
         return
     lines = _predicted(sides)
     page.verdict(_verdict(sides, names, lines), tag="predicted" if lines else "")

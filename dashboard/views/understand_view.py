@@ -63,7 +63,7 @@ def choose(controls: Controls) -> Case:
 
 
 def _add_own_rows(controls: Controls, case: Case, at: DeltaGenerator) -> Case:
-    """The case with one's own first rows of Q and K. The switch is ``at`` this place."""
+    """The case with the visitor's first rows of Q and K. ``at``: the place of the switch."""
     if not controls.flag("own", "Your own Q and K", at=at):
         return case
     given = {}

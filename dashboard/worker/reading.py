@@ -29,7 +29,7 @@ def read(folder: Path) -> Run:
     if not folder.is_dir():
         raise KeyError(folder.name)
     try:
-        with _naming("its name is no date"):
+        with _naming("its name is not a date"):
             submitted(folder.name)
         return _read(folder)
     except (*DAMAGE, OSError) as error:
@@ -39,13 +39,13 @@ def read(folder: Path) -> Run:
 
 
 def _read(folder: Path) -> Run:
-    with _naming("request.json is no job"):
+    with _naming("request.json is not a job"):
         job = _job((folder / "request.json").read_text(encoding="utf-8"))
     # In this order: a run that ends in between appears as running, not as crashed.
     started, alive = (folder / "started.json").exists(), is_locked(folder / "lock")
-    with _naming("outcome.json says nothing about how it ended"):
+    with _naming("outcome.json does not say how the run ended"):
         ended = _outcome(folder)
-    with _naming("progress.jsonl has a line that is no event"):
+    with _naming("progress.jsonl has a line that is not an event"):
         events = list(_events(folder / "progress.jsonl"))
         phase = next((e for e in reversed(events) if e.get("event") == "phase"), {})
         words, began = str(phase.get("text", "")), float(phase.get("time", 0.0))
@@ -110,7 +110,7 @@ def _outcome(folder: Path) -> tuple[Status, str, str] | None:
     content = _json_object(json.loads(text))
     status = Status(content["status"])
     if not status.is_over:
-        raise ValueError(f"{status} is no end")
+        raise ValueError(f"{status} is not a final status")
     return status, str(content.get("message", "")), str(content.get("detail", ""))
 
 

@@ -40,13 +40,13 @@ def test_a_mask_is_made_by_hand_and_its_link_is_passed_on(server: str, browser: 
     assert before is not None
     lengths.fill("300 apples")
     lengths.press("Control+Enter")
-    expect(page.get_by_role("alert").filter(has_text="'apples' is no whole number")).to_be_visible()
+    expect(page.get_by_role("alert").filter(has_text="'apples' is not a whole number")).to_be_visible()
     lengths.fill("700\n300\n4x200")
     lengths.press("Control+Enter")
     page.wait_for_url(re.compile(r"[?&]lengths=700(%2C|,)300(%2C|,)4x200"))
     visit.settle()
     expect(page.get_by_text("6 documents of 200 to 700 tokens.")).to_be_visible()
-    expect(page.get_by_text("is no whole number")).to_have_count(0)
+    expect(page.get_by_text("is not a whole number")).to_have_count(0)
     expect(picture).not_to_have_attribute("src", before)
     grid = page.get_by_role("figure", name="Grid of 16 query blocks")
     page.set_viewport_size({"width": 1360, "height": 1800})  # for the mouse to reach it

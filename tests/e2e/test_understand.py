@@ -146,7 +146,7 @@ def test_ones_own_rows_change_the_heat_map_and_the_derivations_follow_the_step(
     before = shown.first.text_content()
     page.get_by_text("Your own Q and K").click()
     field = page.get_by_role("textbox", name="First rows of Q")
-    for text, said in (("1,apples", "row 1: 'apples' is no number"), ("0 0 0 0", "1 of 32 rows of Q")):
+    for text, said in (("1,apples", "row 1: 'apples' is not a number"), ("0 0 0 0", "1 of 32 rows of Q")):
         field.fill(text)
         field.press("Control+Enter")
         expect(page.get_by_text(said).first).to_be_visible()

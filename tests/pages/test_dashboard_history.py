@@ -140,7 +140,7 @@ def test_two_runs_that_share_nothing_are_two_runs_and_it_says_what_each_timed(
     assert chosen_runs == set(store.ids())
     assert len(app.selectbox(key="history.ra").options) == 1  # B is not an option
     said = words(app)
-    has(said, "No kernel, shape and regime in common: A timed fa3 and fa2 on ", "No two runs share one")
+    has(said, "No kernel, shape and regime in common: A timed fa3 and fa2 on ", "No two runs have one")
 
 
 def test_history_begins_with_two_that_were_timed_side_by_side(with_runs: Store, elsewhere: Path) -> None:

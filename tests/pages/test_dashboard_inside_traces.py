@@ -38,7 +38,7 @@ def test_two_kernels_side_by_side(shipped: Path) -> None:
         "NVIDIA H100 80GB HBM3, 2026-11-26: fa3_forward",
     )
     said = words(open_page("masked_work", **asked, card="90x114"))
-    has(said, "not of the controls above, but of NVIDIA H100 80GB HBM3", "exposed softmax")
+    has(said, "unlike the controls above, measured on NVIDIA H100 80GB HBM3", "exposed softmax")
     said = words(open_page("masked_work", **asked | {"b_alg": "fa1"}, card="90x114"))
     has(said, "no trace from inside a block of", "is recorded on another card")
 

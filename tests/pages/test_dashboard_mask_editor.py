@@ -226,7 +226,7 @@ def test_what_cannot_be_read_is_told_and_the_page_goes_on(shown: list[Mask]) -> 
     before, picture = shown[-1], pixels(app)
     app.text_area(key="masked.lengths").set_value("1000, 12 apples").run()
     assert not app.exception
-    assert "'apples' is no whole number" in app.error[0].value
+    assert "'apples' is not a whole number" in app.error[0].value
     assert app.text_area(key="masked.lengths").value == "1000, 12 apples"
     assert shown[-1] == before and parameters(app)["lengths"] == "1000,3096"
     app.text_area(key="masked.lengths").set_value("1000, 12").run()

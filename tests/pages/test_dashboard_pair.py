@@ -92,7 +92,7 @@ def test_times_of_one_run_are_compared(elsewhere: Path) -> None:
     )
     assert said is not None
     assert "recorded</span>" in words(app)
-    assert "Not of the controls above, but of Made-up GPU, 2026-01-02: " in words(app)
+    assert "Unlike the controls above, measured on Made-up GPU, 2026-01-02: " in words(app)
     assert "time, recorded on Made-up GPU" in numbers(app)
     file.unlink()
     rows = numbers(open_page("masked_work", two="1", **problem))

@@ -52,7 +52,7 @@ def test_a_trace_of_another_card_or_problem_says_so(shipped: Path) -> None:
         if trace.get("name", "").startswith("waits")
     ]
     assert bars and {trace["marker"]["pattern"]["shape"] for trace in bars} == {"/"}, "hatched"
-    has(said, "µs on one SM", "Not of the controls above, but of NVIDIA H", "with stamps: its run takes ")
+    has(said, "µs on one SM", "Unlike the controls above, measured on ", "with stamps: its run takes ")
     has(said, "warps that multiply wait ", "; the producer waits ")
 
 

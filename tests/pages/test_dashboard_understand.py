@@ -352,7 +352,7 @@ def test_ones_own_rows_are_the_first_rows_of_the_walk() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("1,2\n3,apples", "row 2: 'apples' is no number"),
+        ("1,2\n3,apples", "row 2: 'apples' is not a number"),
         ("nan", "row 1: nan is not from −10 to 10"),
         ("11", "row 1: 11 is not from −10 to 10"),
         ("1 2 3 4 5 6 7 8 9", "row 1 has 9 numbers; a row here has at most 8"),
