@@ -13,10 +13,10 @@ from pathlib import Path
 
 _TEXT = Path(__file__).with_suffix(".md").read_text(encoding="utf-8")
 TERMS: dict[str, str] = dict(re.findall(r"^\*\*(.+?)\*\*: (.+)$", _TEXT, re.MULTILINE))
-"""By term, as written in a sentence."""
+"""Explanations by term, as written in a sentence."""
 
 
-def found(text: str) -> list[str]:
+def terms_in(text: str) -> list[str]:
     """Terms of a text in order, each once."""
     seen = (_term(match) for match in _pattern().finditer(text))
     return list(dict.fromkeys(seen))
@@ -24,7 +24,7 @@ def found(text: str) -> list[str]:
 
 def help_text(text: str) -> str | None:
     """Markdown that explains the terms of a heading or a metric; None without terms."""
-    lines = [f"**{term}**: {TERMS[term]}" for term in found(text)]
+    lines = [f"**{term}**: {TERMS[term]}" for term in terms_in(text)]
     return "\n\n".join(lines) or None
 
 

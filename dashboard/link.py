@@ -75,7 +75,7 @@ class Link:
         self._finished = True
 
     def write(self) -> None:
-        """To the address bar, once all controls exist."""
+        """Write the parameters to the address bar, once all controls exist."""
         if self._finished and st.query_params.to_dict() != self._shown:
             st.query_params.from_dict(self._shown)
         if self._finished:

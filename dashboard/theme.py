@@ -1,4 +1,4 @@
-"""Colours, patterns and the one Plotly template, light and dark.
+"""Colours, patterns and the Plotly template, light and dark.
 
 No meaning rests on colour alone: tile classes also differ by pattern, series by dash and marker. Class colours stay
 distinct under the common colour-vision deficiencies (blue, amber, purple, near-background).

@@ -107,7 +107,7 @@ def describe_owners(result: Prediction) -> str:
     total = max(sum(shares), 1)
     percent = ", ".join(f"rank {rank} {share / total:.1%}" for rank, share in enumerate(shares))
     by_heads = len({work.heads for works in schedule.works for work in works}) > 1
-    note = " Ranks share heads out: the map shows those of the first head." if by_heads else ""
+    note = " Ranks divide the heads: the map shows the ranks of the first head." if by_heads else ""
     return f"Blocks of queries by blocks of keys, coloured by the rank that computes them. Shares: {percent}.{note}"
 
 

@@ -32,7 +32,7 @@ class Builder(Generic[Result]):
     :meth:`make` and :meth:`read`."""
 
     folder: str
-    """Below the cache folder."""
+    """Name of the folder below the cache folder."""
 
     def __init__(self, jobs: int = 2, directory: Path | None = None) -> None:
         self._directory = directory or cache_dir() / self.folder

@@ -1,5 +1,5 @@
 """One row of the walkthrough's tile in e4m3: its scores from rounded Q and K, its weights times 448 as e4m3, and the
-result beside that of 16 bits. The arithmetic is that of cufa's e4m3 path, on the page's own numbers."""
+result beside the 16-bit result. The arithmetic follows cufa's e4m3 path, on the page's own numbers."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class VersionPoint:
     fa1_ms: float
     fa2_ms: float
     speedup: float
-    """As published; the ratio of the rounded times is nearly equal."""
+    """The published figure; the ratio of the rounded times is nearly equal."""
 
 
 VERSIONS_MASK = CAUSAL

@@ -52,7 +52,7 @@ def row_of(walk: Walk, n: int) -> Row:
 
 
 def _rise(tile: TileStep) -> Floats:
-    """By how much the maximum of each row rises; 0: the first maximum, or no rise; -1: a row without a visible
+    """The rise of each row's maximum; 0: the first maximum, or no rise; -1: a row without a visible
     score."""
     with np.errstate(invalid="ignore"):
         rise = np.where(np.isfinite(tile.m_before), tile.m_after - tile.m_before, 0)
@@ -60,7 +60,7 @@ def _rise(tile: TileStep) -> Floats:
 
 
 def number(x: float) -> str:
-    """With two decimals; three digits for small numbers."""
+    """A number with two decimals; small numbers with three digits."""
     text = f"{x:.2f}" if abs(x) >= 0.1 or x == 0 else f"{x:.3g}"
     return text.replace("-", "−").replace("inf", "∞")
 

@@ -15,7 +15,7 @@ class Excerpt:
 
     title: str
     file: str
-    """Under ``cuda_src``."""
+    """Path below ``cuda_src``."""
     marker: str
 
     @property
@@ -46,9 +46,9 @@ class Excerpt:
 
 
 FIGURES: dict[str, list[Excerpt]] = {}
-"""By key of the figure."""
+"""Excerpts by key of the figure."""
 PHASES: dict[str, dict[str, Excerpt]] = {}
-"""Steps of the walkthrough by algorithm."""
+"""Excerpts of the walkthrough by algorithm and step."""
 for _line in Path(__file__).with_suffix(".md").read_text(encoding="utf-8").splitlines()[5:]:
     _names, *_fields = _line.strip("| ").split(" | ")
     for _name in _names.split("; "):

@@ -35,7 +35,7 @@ class Batch:
     overhead: int = 1
     """Assumed cost of a thread block beside its tiles (start, partial result, merge), in tiles."""
     reach: int | None = None
-    """Under a window: keys at the end of a sequence that are read; None: all keys."""
+    """Keys at the end of a sequence that a window reads; None: all keys."""
     least: int = 1
     """Least number of shares that the plan asks for."""
 

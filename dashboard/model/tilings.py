@@ -48,7 +48,7 @@ def of_card(device: Device, recorded: Iterable[Evidence]) -> Evidence | None:
 
 
 def of_cards(device: Device, recorded: Iterable[Evidence]) -> dict[str, Evidence]:
-    """Evidence with ceilings from this model of card, then from cards of its architecture with as many SMs, by name.
+    """Evidence with ceilings from this model of card, then from cards of its architecture and SM count, by name.
     Empty without evidence from this model."""
     alike = (e for e in recorded if e.limits and (e.arch, e.num_sms) == (device.arch.name, device.num_sms))
     cards = sorted(alike, key=lambda e: not is_card(e.device, device.name))

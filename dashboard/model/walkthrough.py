@@ -42,7 +42,7 @@ SPREAD = 2.0
 """Standard deviation of Q: with 1, maxima hardly differ and few rows are rescaled."""
 MASKS: dict[str, Mask] = {"full": FULL, "causal": CAUSAL, "window": window(9, 0)}
 MERGE = -1
-"""As ``kv_block``: the merge of all splits."""
+"""A value of ``kv_block``: the merge of all splits."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -45,7 +45,7 @@ def show(controls: Controls, measured: Sequence[Measurement], palette: Palette) 
     ends = "; ".join(halves)
     figure = charts.distribution(shown, palette)
     page.figure(figure, "compare.error.distribution", f"Distribution of errors. {ends}.")
-    on_cpu = "" if picked.is_gpu else " Times are those of NumPy, errors those of e4m3 with float32 sums."
+    on_cpu = "" if picked.is_gpu else " Times are NumPy's; errors are e4m3's, with float32 sums."
     st.caption(f"{picked.case}. {ends}. Click a point above for its distribution of errors.{on_cpu}")
 
 
@@ -55,7 +55,7 @@ def _words(m: Measurement) -> str:
 
 
 def _verdict(rows: Sequence[Measurement]) -> str:
-    """The smallest error in 8 bits beside that of 16 bits."""
+    """The smallest error in 8 bits beside the error in 16 bits."""
     plain = [m for m in rows if not m.problem.scales]
     scaled = (m for m in rows if m.problem.scales)
     best = min(scaled, key=lambda m: m.row.json["accuracy"]["rmse"], default=None)

@@ -261,7 +261,7 @@ _EXAMPLES: dict[str, Mask] = {
     "evict": masks.evict(np.arange(_EXAMPLE) + np.tile([3, 9, 5, 18, 12, 2], _EXAMPLE // 6)),
     "columns": masks.columns(*mask_texts.runs_of([Hidden(4, 9, 13, 18)], _EXAMPLE), causal=True),
 }
-"""Of each kind, for the pictures."""
+"""An example of each kind, for the pictures."""
 
 
 @functools.cache

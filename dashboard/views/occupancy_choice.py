@@ -39,7 +39,7 @@ class Choice:
     arch: Architecture
     config: TileConfig | None
     shape: Problem | None = None
-    """From the link."""
+    """The shape in the link."""
 
     @property
     def head_dim(self) -> int:

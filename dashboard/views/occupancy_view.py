@@ -182,7 +182,7 @@ def _show_what_if(entry: Entry, choice: Choice, controls: Controls, palette: Pal
 
 
 def _set_what_if(entry: Entry) -> None:
-    """For a callback, or before the sliders exist."""
+    """Set the sliders to the compiled kernel: in a callback, or before the sliders exist."""
     for name, value in (("regs", entry.registers), ("smem", entry.shared_bytes), ("threads", entry.threads)):
         Controls.put("occupancy", name, value)
 

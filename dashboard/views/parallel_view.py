@@ -54,7 +54,7 @@ def show(controls: Controls, palette: Palette) -> None:
             scheme=scheme, mask=mask, backward=backward, link=link, rate=rate * 1e12,
         )  # fmt: skip
     except ValueError as error:
-        page.verdict("This scheme does not go with this placement.", "warn")
+        page.verdict("This scheme cannot use this placement.", "warn")
         st.info(str(error))
         return
     _show(result, palette)

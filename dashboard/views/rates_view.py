@@ -34,7 +34,7 @@ def show(rows: Sequence[Measurement], key: str, palette: Palette) -> None:
 
 def show_figure(rows: Sequence[Measurement], key: str, palette: Palette) -> None:
     lines = [f"{r.case}, {r.label}: {seconds_text(r.seconds)}, {r.speed}, {r.of_read:.0%}" for r in rows]
-    alt = "Bars of the rate against a plain streaming read of as many bytes. " + "; ".join(lines) + "."
+    alt = "Bars of the rate against a plain streaming read of the same bytes. " + "; ".join(lines) + "."
     page.figure(charts.rates_figure(rows, palette), key, alt)
 
 

@@ -68,7 +68,7 @@ def _verdict(row: Measurement) -> str:
 
 def _caption(row: Measurement, chosen: Evidence) -> str:
     text = (
-        "Each bar: the kernel's counter of one resource ÷ its ceiling; **products** are those of whole tiles, "
+        "Each bar: the kernel's counter of one resource ÷ its ceiling; **products** counts whole tiles, "
         "while the limit above counts visible scores only. **Busiest block**: the longest bar times the "
         "imbalance between SMs. **No overlap**: products, then exponentials, then the threads' own accesses to shared "
         "memory. Ceiling of shared memory: the recorded rate of reads, else 128 bytes per clock and SM."

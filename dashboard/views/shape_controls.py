@@ -16,7 +16,7 @@ _MOST_SMS = 1024
 HEAD_DIMS = [str(d) for d in range(HEAD_DIM_STEP, MAX_HEAD_DIM + 1, HEAD_DIM_STEP)]
 """Head dims that kernels serve."""
 _H100 = dataclasses.replace(Device.typical(90), name="H100")
-"""As many SMs as the typical card, and less memory bandwidth: plans and times differ."""
+"""The typical card's number of SMs, but less memory bandwidth: plans and times differ."""
 
 
 def choose_kv_heads(

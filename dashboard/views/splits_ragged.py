@@ -118,7 +118,7 @@ def _show_measured(
 
 
 def measured_verdict(rows: Sequence[Measurement], predicted: float) -> tuple[str, str]:
-    """Sentence and tone. ``predicted``: the best fixed split's time over that of shares."""
+    """Sentence and tone. ``predicted``: the best fixed split's time over the shares' time."""
     shares = next(m for m in rows if m.split and m.split.kind == "balanced")
     fixed = min((m for m in rows if m.split and m.split.kind == "fixed"), key=lambda m: m.seconds)
     assert fixed.split is not None

@@ -191,7 +191,7 @@ def _show_here(rows: Sequence[Measurement], choice: Choice) -> None:
 
 
 def _offer_curve(problem: Problem, counts: Sequence[int], is_planned: bool) -> None:
-    """On a GPU: time the planner's choice, equal shares and fixed splits side by side."""
+    """Time the planner's choice, equal shares and fixed splits side by side, on a GPU."""
     some = [n for n in (1 << n for n in range(_SPLITS_TIMED)) if n <= counts[-1]]
     fixed = [Contender("fixed", name=sentences.count(n, "split"), num_splits=n) for n in some]
     entrants = (Contender(name=_PLANNER), Contender("balanced"), *fixed, *contenders(READ))

@@ -43,7 +43,7 @@ def test_errors_of_a_run_against_its_times(
         "Error against time in 8 bits",
         "has the smallest error in 8 bits",
         "of the needles",
-        "Times are those of NumPy",
+        "Times are NumPy's",
     )
     drawn = {json.dumps(x["layout"]["xaxis"]["title"]): x for x in figures(app)}
     points = next(x for name, x in drawn.items() if "median time" in name and len(x["data"]) == 9)

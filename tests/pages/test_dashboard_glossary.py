@@ -26,17 +26,17 @@ def test_a_meaning_is_two_sentences_at_most() -> None:
 
 def test_words_are_found_whole_in_any_number_and_the_longest_first() -> None:
     text = "Thread blocks wait for the tail of the last waves; 3 query blocks, masks, biased SMs, cold L2 and L2."
-    assert glossary.found(text) == [
+    assert glossary.terms_in(text) == [
         "thread block", "tail", "wave", "query block", "mask", "SM", "cold L2", "L2",
     ]  # fmt: skip
-    assert glossary.found("The detail of wavefronts, maskings and smart splitters") == []
+    assert glossary.terms_in("The detail of wavefronts, maskings and smart splitters") == []
 
 
 def test_words_of_everyday_are_explained_only_where_they_are_terms() -> None:
     everyday = "K and V take the place of the last ones; a share of it; a product of ours; this page"
-    assert glossary.found(everyday) == []
+    assert glossary.terms_in(everyday) == []
     terms = ["place", "product", "paged", "share"]
-    assert glossary.found("12 places, products; paged, and 7 shares") == terms
+    assert glossary.terms_in("12 places, products; paged, and 7 shares") == terms
 
 
 def test_a_sentence_keeps_its_words_and_each_is_told_once() -> None:

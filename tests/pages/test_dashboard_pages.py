@@ -37,7 +37,7 @@ def test_a_page_without_gpu_and_evidence(name: str) -> None:
     titled = [(x.value, x.help) for x in (*app.header, *app.subheader)]
     titled += [(x.label, x.help) for x in app.metric]
     for text, told in titled:
-        for term in glossary.found(text):
+        for term in glossary.terms_in(text):
             assert glossary.TERMS[term] in (told or ""), (text, term)
 
 
