@@ -41,7 +41,7 @@ def _step(walk: BackwardWalk, n: int, step: BackwardStep) -> dict[str, Any]:
         "error": None if step.kernel else numbers(step.error, 9),
         "line": step.thread_block,
         "errorText": words.error(walk, step),
-        "gradients": [[numbers(x) for x in of] for of in (step.before, step.after)],
+        "gradients": [[numbers(x) for x in gradients] for gradients in (step.before, step.after)],
     }
     if step.kernel:
         is_first = step.kernel == PREPARE

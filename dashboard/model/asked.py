@@ -46,26 +46,26 @@ class Asked:
         return m.suite == self.suite, not m.is_stale, time_of(m.recorded), m.load.get("joules") is not None
 
 
-def figures(measured: Iterable[Measurement], asked: Asked | None = None) -> list[Measurement]:
+def figures(measured: Iterable[Measurement], wanted: Asked | None = None) -> list[Measurement]:
     """One measurement of each quantity (machine, contender, problem, lengths, regime), those of the asked card first.
     Preference: the asked suite, then the kernel's present machine code, the latest, one with joules, the first."""
-    asked = asked or Asked()
+    wanted = wanted or Asked()
     best: dict[tuple[object, ...], Measurement] = {}
-    for m in filter(asked.is_of, measured):
+    for m in filter(wanted.is_of, measured):
         known = best.setdefault(m.quantity, m)
-        if known is not m and asked._rank(m) > asked._rank(known):
+        if known is not m and wanted._rank(m) > wanted._rank(known):
             best[m.quantity] = m
-    return sorted(best.values(), key=lambda m: not is_same_card(m.machine, asked.card) if asked.card else 0)
+    return sorted(best.values(), key=lambda m: not is_same_card(m.machine, wanted.card) if wanted.card else 0)
 
 
-def together(measured: Iterable[Measurement], asked: Sequence[Asked]) -> list[Measurement]:
+def together(measured: Iterable[Measurement], wanted: Sequence[Asked]) -> list[Measurement]:
     """One measurement per asked quantity, all from one source, if possible of the asked card; else an empty list."""
     measured = list(measured)
-    first, *others = (figures(measured, a) for a in asked)
+    first, *others = (figures(measured, a) for a in wanted)
     for m in first:
         beside = [next((x for x in rows if x.source == m.source), None) for rows in others]
         chosen = [x for x in (m, *beside) if x is not None]
-        if len(chosen) == len(asked):
+        if len(chosen) == len(wanted):
             return chosen
     return []
 

@@ -114,8 +114,8 @@ def fa1(problem: Problem, schedule: Schedule) -> Steps:
             moves = [*tiles.key_block(j)] if i == 0 else []
             moves += [Move("Q", tiles.of_queries(i))]
             was, ends = j > 0, j == tiles.kv_blocks[-1]
-            kept = Move("O", O * was, O * (not ends)), Move("l, m", lm * was, lm * (not ends))
-            moves += [move for move in kept if move.read or move.written]
+            state = Move("O", O * was, O * (not ends)), Move("l, m", lm * was, lm * (not ends))
+            moves += [move for move in state if move.read or move.written]
             moves += tiles.output(i) if ends else ()
             yield Step("", i, j, tuple(moves))
 

@@ -85,7 +85,7 @@ def pipeline(stages: int, consumers: int = CONSUMERS) -> list[Event]:
 def rows(stages: int) -> list[str]:
     """Names of the rows, from top to bottom."""
     rings = [stage(ring, n) for ring in "KV" for n in range(stages)]
-    return [PRODUCER, *rings, *(of(n) for n in range(CONSUMERS) for of in (products, softmax))]
+    return [PRODUCER, *rings, *(name(n) for n in range(CONSUMERS) for name in (products, softmax))]
 
 
 def busy(events: Sequence[Event]) -> tuple[int, int]:

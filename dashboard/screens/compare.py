@@ -9,18 +9,18 @@ controls, palette = page.begin(
     "Kernels against sequence length, from runs on this machine and from recorded measurements. Below: published "
     "results, and the same measurements on this machine.",
 )
-found = engine.all_measurements()
+measured = engine.all_measurements()
 engine.show_problems()
 chosen = []
-if found:
-    chosen = compare_view.choose_machine(controls, found)
+if measured:
+    chosen = compare_view.choose_machine(controls, measured)
     compare_view.show_lengths(controls, chosen, palette)
-    compare_two.show(controls, found, palette)
-    compare_error.show(controls, found, palette)
+    compare_two.show(controls, measured, palette)
+    compare_error.show(controls, measured, palette)
 else:
     page.verdict(
         "Nothing is measured yet: start a run on the page Run, or measure a published table below.", "warn"
     )
-compare_known.show(controls, found, chosen, palette)
+compare_known.show(controls, measured, chosen, palette)
 controls.finish()
 run_live.watch(engine.store().active())

@@ -22,15 +22,15 @@ controls, palette = page.begin(
 )
 choice = splits_view.choose(controls)
 links_here = st.container()  # filled after the first figure is sent
-found = [m for m in engine.all_measurements() if m.operation.split_selects_kernel]
+measured = [m for m in engine.all_measurements() if m.operation.split_selects_kernel]
 if choice is not None:
-    splits_view.show_splits(choice, controls, found, palette)
-    ladder_view.show_ladder(choice, found)
+    splits_view.show_splits(choice, controls, measured, palette)
+    ladder_view.show_ladder(choice, measured)
     with links_here:
         links.show("decode", choice.subject)
-    splits_ragged.show(choice, controls, found, palette)
+    splits_ragged.show(choice, controls, measured, palette)
 page.header("Measured")
-shown = [m for m in found if m.suite != "splits"]  # a sweep is the curve above
+shown = [m for m in measured if m.suite != "splits"]  # a sweep is the curve above
 sources = grouped(shown, lambda m: f"{m.source}, {m.regime}")
 if sources:
     words = {name: rates_view.source_words(rows) for name, rows in sources.items()}

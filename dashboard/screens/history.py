@@ -8,20 +8,20 @@ controls, palette = page.begin(
     "History",
     "All measurements of this machine, and recorded measurements of other machines. Choose two to compare them.",
 )
-found = engine.all_measurements(listed=True)
+measured = engine.all_measurements(listed=True)
 runs = engine.all_runs()
 engine.show_problems()
-rows = history_view.choose_rows(controls, found) if found else []
+rows = history_view.choose_rows(controls, measured) if measured else []
 if rows:
     history_view.show_table(rows)
     history_runs.show_ended(runs)
     history_view.show_difference(controls, rows, palette)
     history_over_time.show(controls, rows, palette)
-    history_regressions.show(controls, found)
+    history_regressions.show(controls, measured)
 else:
     text = (
         "No measurement matches these filters."
-        if found
+        if measured
         else "Nothing is measured yet: start a run on the page Run."
     )
     page.verdict(text, "warn")

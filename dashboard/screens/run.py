@@ -20,10 +20,10 @@ run = run_live.choose_run(controls, runs, left)
 zoomed = controls.flag(
     "zoom", "Zoom in", help="The axis begins at the fastest call and omits outliers.", at=right
 )
-found = run_result.choose_shape(controls, run)
+measured = run_result.choose_shape(controls, run)
 controls.finish()
 if run is None:
     run_live.show_first_steps()
 else:
     run_live.explain_end(run)
-    run_result.show(found, run, zoomed, palette)
+    run_result.show(measured, run, zoomed, palette)

@@ -176,9 +176,9 @@ def _show_source(code: Code, file: str, controls: Controls) -> None:
     number = sentences.count(cost.count, "instruction")
     page.verdict(f"Line {line} compiles to {number}{live}: {kinds}.", small=True)
     page.listing(text)
-    told = [f"{'' if i.live is None else f'{i.live:4} '}{i.text}" for i in instructions[:_MOST_SHOWN]]
-    more = len(instructions) - len(told)
-    page.listing("\n".join(told + ([f"… and {more:,} more"] if more else [])))
+    listing = [f"{'' if i.live is None else f'{i.live:4} '}{i.text}" for i in instructions[:_MOST_SHOWN]]
+    more = len(instructions) - len(listing)
+    page.listing("\n".join(listing + ([f"… and {more:,} more"] if more else [])))
     if cost.live is not None:
         st.caption("The number before each instruction: live registers.")
 

@@ -26,8 +26,8 @@ from cufa.gpu.architectures import Device, find_architecture
 
 _TRACE_TIMEOUT = 180
 TRACE_TIME = (
-    "One launch with these stores, at the clock of that moment: benchmarks, which take the median of many launches of "
-    "the build without stores, give other times."
+    "One launch with these stores, at the clock of that moment. Benchmarks give other times: the median of many "
+    "launches of the build without stores."
 )
 
 
@@ -177,7 +177,7 @@ def _choose_recorded() -> None:
         st.warning(text, icon=":material/broken_image:")
     if not known:
         return
-    traces = ((name, kept.trace, kept.card) for name, kept in known.items())
+    traces = ((name, entry.trace, entry.card) for name, entry in known.items())
     words = {name: f"{x.kernel}: {x.problem}, {x.config} · {card}" for name, x, card in traces}
     st.selectbox(
         "Recorded traces", list(known), None, words.__getitem__, "masked.open", on_change=_open_chosen, args=(known,),

@@ -250,8 +250,8 @@ def _table(choice: Choice, palette: Palette, was_waiting: bool) -> None:
 def _table_verdict(known: Iterable[Compiled | None], waiting: int) -> str:
     if waiting:
         return f"{sentences.count(waiting, 'build')} {sentences.plural(waiting, 'is')} being compiled on this machine."
-    builds = [found for found in known if found is not None]
-    findings = sum(len(found.findings) for found in builds)
+    builds = [x for x in known if x is not None]
+    findings = sum(len(x.findings) for x in builds)
     number = sentences.count(len(builds), "build")
     if findings:
         return f"{number}, {sentences.count(findings, 'finding')}: a shipped kernel must have no finding."

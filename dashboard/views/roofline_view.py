@@ -29,7 +29,7 @@ from cufa.problem.problem import Problem
 def show(controls: Controls, palette: Palette) -> None:
     """The whole page; without measurements, instructions to make some."""
     known = _load()
-    asked = _subject(controls)
+    wanted = _subject(controls)
     if not known:
         return
     by_name = {e.name: e for e in known}
@@ -52,17 +52,17 @@ def show(controls: Controls, palette: Palette) -> None:
     if not rows:
         page.verdict("No kernel is chosen: choose at least one kernel.", "warn")
         return
-    star = None if asked is None else _show_asked(asked, chosen, suite)
+    star = None if wanted is None else _show_asked(wanted, chosen, suite)
     _show_roofline(chosen, rows, palette, star)
-    row = roofline_needs.show(controls, rows, asked, chosen, palette)
+    row = roofline_needs.show(controls, rows, wanted, chosen, palette)
     roofline_why.show(row, chosen)
-    if asked is None:
+    if wanted is None:
         links.show("roofline", row.subject)
         roofline_levels.show(row.subject, row, chosen, _top(row.problem, chosen), palette)
         return
-    same = Asked(asked.problem, asked.kernel, asked.config, regime, suite=suite)
-    mine = next((m for m in figures(chosen.rows, same) if m.kernel == asked.kernel), None)
-    roofline_levels.show(asked, mine, chosen, _top(asked.problem, chosen), palette)
+    same = Asked(wanted.problem, wanted.kernel, wanted.config, regime, suite=suite)
+    mine = next((m for m in figures(chosen.rows, same) if m.kernel == wanted.kernel), None)
+    roofline_levels.show(wanted, mine, chosen, _top(wanted.problem, chosen), palette)
 
 
 def _own_card(known: list[Evidence]) -> str | None:
@@ -95,10 +95,10 @@ def _config(kernel: str | None, text: str) -> TileConfig:
     return {config_key(c): c for c in KERNELS[kernel or ""].configs}[text]
 
 
-def _show_asked(asked: Subject, chosen: Evidence, suite: str) -> Here:
+def _show_asked(wanted: Subject, chosen: Evidence, suite: str) -> Here:
     """The shape at the roof, and its recorded times."""
     assert chosen.limits is not None
-    p = asked.problem
+    p = wanted.problem
     least, binds = chosen.limits.floor(p, Work.of(p))
     page.verdict(
         f"{in_words(p)}: {si(p.flops, 'FLOP')} for {si(p.io_bytes, 'B')}, {p.flops / p.io_bytes:,.0f} FLOP per byte; "
@@ -106,7 +106,7 @@ def _show_asked(asked: Subject, chosen: Evidence, suite: str) -> Here:
         "",
         "predicted",
     )
-    links.show("roofline", asked)
+    links.show("roofline", wanted)
     if rows := figures(chosen.rows, Asked(p, suite=suite)):
         times = (f"{m.label} {seconds_text(m.seconds)} ({m.of_ceiling:.0%}, {m.regime})" for m in rows)
         text = f"Recorded for this shape on {where(rows)}: {sentences.listed(times, 8)}."

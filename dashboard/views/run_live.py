@@ -88,15 +88,15 @@ def _cpu_rate(job: Job, runs: list[Run]) -> float | None:
     return float(limits["flops"].get(kind, limits["flops"]["float32"]))
 
 
-def choose_run(controls: Controls, runs: list[Run], at: Place) -> Run | None:
+def choose_run(controls: Controls, runs: list[Run], place: Place) -> Run | None:
     """The run that the page shows; None if there is none."""
     wanted = controls.asked("run")  # may be an older run
     shown = [*runs[:_MOST_LISTED], *(r for r in runs[_MOST_LISTED:] if r.id == wanted)]
     if not shown:
-        controls.choice("run", "Result of", {"none": "no run yet"}, at=at)
+        controls.choice("run", "Result of", {"none": "no run yet"}, at=place)
         return None
     # Without the status, which changes: a browser keeps the words of the chosen option.
-    chosen = controls.choice("run", "Result of", {r.id: run_name(r) for r in shown}, local=True, at=at)
+    chosen = controls.choice("run", "Result of", {r.id: run_name(r) for r in shown}, local=True, at=place)
     return next(r for r in shown if r.id == chosen)
 
 

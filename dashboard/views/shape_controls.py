@@ -38,9 +38,9 @@ def choose_card(controls: Controls, at: Place) -> Device:
             here = devices.gpu(0)
             default = card_key(here)
             cards = {default: here, **{key: card for key, card in cards.items() if key != default}}
-    asked = controls.asked("card")
-    if asked not in cards and (found := device_of(asked)) is not None:
-        cards[asked] = found
+    wanted = controls.asked("card")
+    if wanted not in cards and (other := device_of(wanted)) is not None:
+        cards[wanted] = other
     words = {key: f"{d.name} · {d.arch.name} · {d.num_sms} SMs" for key, d in cards.items()}
     return cards[controls.choice("card", "Card to predict for", words, default, local=True, at=at)]
 

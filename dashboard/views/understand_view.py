@@ -121,23 +121,23 @@ def _verdict(case: Case) -> str:
             f"Ping-pong: one consumer has the tensor cores while the other computes its softmax. In this model they "
             f"compute {computing / units:.0%} of the time; with one consumer, {alone / of:.0%}."
         )
-    found = _walk(case)
-    moved = {name: sum(traffic_steps.total(iter(steps))) for name, steps in found.meters.items()}
-    own = found.case.algorithm
+    result = _walk(case)
+    moved = {name: sum(traffic_steps.total(iter(steps))) for name, steps in result.meters.items()}
+    own = result.case.algorithm
     if own == BACKWARD:
         more = moved["naive_backward"] / moved[own]
         return (
             f"The backward recomputes P. Without a cache, {moved[own]:,} B would pass through device memory; with a "
             f"stored P, {more:.1f} times as much."
         )
-    if found.is_decode:
-        blocks = len({step.thread_block for step in found.steps})
+    if result.is_decode:
+        blocks = len({step.thread_block for step in result.steps})
         if blocks == 1:
-            return f"One thread block reads all {found.schedule.num_kv_blocks} tiles of keys in sequence."
+            return f"One thread block reads all {result.schedule.num_kv_blocks} tiles of keys in sequence."
         more = moved["decode"] / moved["whole"]
-        steps = max(step.number for step in found.steps)
+        steps = max(step.number for step in result.steps)
         return (
-            f"{blocks} thread blocks at the same time: {steps} steps instead of {found.schedule.num_kv_blocks}, but "
+            f"{blocks} thread blocks at the same time: {steps} steps instead of {result.schedule.num_kv_blocks}, but "
             f"{more:.1f} times the bytes in this small case."
         )
     return (

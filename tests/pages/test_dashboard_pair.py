@@ -80,7 +80,7 @@ def test_the_same_twice_has_two_names() -> None:
     )
     assert all(line[2] in ("1.00×", "–") for line in numbers(app).values())
     empty = open_page("masked_work", two="1", b_mask="window", b_left="10", b_diag="at", b_at="99999")
-    has(words(empty), "On one side, no key is visible to any query")
+    has(words(empty), "In one view, no key is visible to any query")
 
 
 def test_times_of_one_run_are_compared(elsewhere: Path) -> None:
