@@ -77,14 +77,14 @@ def attention(
     deterministic : bool, optional
         The gradients have the same bits in every run. Default: ``torch.are_deterministic_algorithms_enabled()``.
     seed : int or Tensor, optional
-        Of ``dropout``: an int, or int64 (2,), a seed and a number, on q's device. Each call needs another one.
+        The seed of ``dropout``: an int, or int64 (2,) on q's device, a seed and a number. Each call needs another.
     others
         As for :func:`cufa.flash_attention`; alibi_slopes, sink and sequence lengths are tensors on q's device.
 
     Returns
     -------
     out, or (out, lse)
-        out: q's shape, with v's head_dim, and dtype. lse: float32 (batch, heads, seqlen_q), float64 where q is.
+        out: q's shape, with v's head_dim, and dtype. lse: float32 (batch, heads, seqlen_q), float64 if q is.
 
     Raises
     ------
@@ -155,14 +155,14 @@ def _check_slopes(alibi_slopes: Tensor | None) -> None:
 
 
 def _seed(seed: int | Tensor | None) -> Tensor | None:
-    """As two int64, which have the bits of uint64."""
+    """The seed as two int64, with the bits of uint64."""
     if seed is None or isinstance(seed, Tensor):
         return seed
     resolve_dropout(0.5, seed)
     return torch.tensor([seed - 2**64 if seed >= 2**63 else seed, 0], dtype=torch.int64)
 
 
-#: torch.compile takes the name of a mask for a constant.
+#: torch.compile treats the name of a mask as a constant.
 torch.compiler.assume_constant_result(Mask.name_for_operators)
 
 
@@ -181,7 +181,7 @@ def _numbers(window: Window | None, softcap: float | None, scale: float | None) 
     """Whether there is a window, its bounds, softcap and scale: arguments of the operator that may vary from call to
     call without another compilation."""
     left, right = window if window is not None else (None, None)
-    if not torch.compiler.is_compiling():  # NumPy's scalars are none of PyTorch's
+    if not torch.compiler.is_compiling():  # PyTorch does not take NumPy's scalars
         left, right = (None if x is None else int(x) for x in (left, right))
         softcap, scale = (None if x is None else float(x) for x in (softcap, scale))
     return window is not None, left, right, softcap, scale
@@ -261,7 +261,7 @@ def _attention(
 
 
 def _empty_results(q: Tensor, v: Tensor, options: str) -> tuple[Tensor, Tensor]:
-    """Memory of PyTorch for out and lse: a CUDA graph keeps its own, and not CuPy's."""
+    """Memory of PyTorch for out and lse: a CUDA graph keeps PyTorch's memory, not CuPy's."""
     rows = q.shape[:-1]
     if q.dim() == 3 or _options(options).get("layout") == "bshd":
         rows = rows[:-2] + rows[:-3:-1]
@@ -323,7 +323,7 @@ def _differentiate(ctx: Any, dout: Tensor, dlse: Tensor) -> tuple[Tensor | None,
         dout = dout.contiguous()
     dlse_used = dlse.contiguous() if _options(ctx.options)["return_lse"] else None
     options = ctx.options
-    if ctx.mask is not None:  # others may have taken its place since
+    if ctx.mask is not None:  # other masks may have taken its place since
         options = json.dumps({**_options(options), "mask": ctx.mask.name_for_operators(False)})
     dq, dk, dv, dsink = _backward(dout, q, k, v, out, lse, dlse_used, *optional, *ctx.numbers, options)
     sink = optional[1]

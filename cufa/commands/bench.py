@@ -68,8 +68,8 @@ def bench_command(
     fp8-energy --sustained` joules.
 
     Contenders of a shape take turns in one run, with a cold L2 cache. With --sustained each runs alone, warmed
-    up and back to back, and its SM clock, power and joules per call stand beside its time: a card that is held
-    at its power limit is another machine. FLOPs are counted as 4 · head_dim per visible score, 10 ·
+    up and back to back, and its SM clock, power and joules per call stand beside its time: at its power limit
+    a card is slower. FLOPs are counted as 4 · head_dim per visible score, 10 ·
     head_dim in the backward.
 
     Exit codes: 0 done; 1 a result was not a number; 2 wrong usage; 3 no GPU where one was asked for, or a

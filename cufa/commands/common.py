@@ -125,7 +125,7 @@ DAY = 24 * 3600.0
 
 
 class Seconds(click.FloatRange):
-    """A time to measure for, a day at the most."""
+    """A measuring time, at most a day."""
 
     def __init__(self) -> None:
         super().__init__(min=0.01, max=DAY)
@@ -186,12 +186,12 @@ def shape_options(
         ),
         *MASK_OPTIONS,
         click.option("--precision", type=click.Choice(["float32", "tf32"]), help="For float32 on a GPU."),
-        click.option("--deterministic", is_flag=True, help="Of the backward: the same bits in every run."),
+        click.option("--deterministic", is_flag=True, help="Backward: the same bits in every run."),
     )
 
 
 _MOST_ELEMENTS = 2**57
-"""Of 8 bytes each: an exabyte, before NumPy says in its own words that 64 bits do not count them."""
+"""An exabyte with 8 bytes each: larger arrays are refused before NumPy's 64-bit sizes overflow."""
 
 
 def problem_from(

@@ -29,7 +29,7 @@ _NAMES = click.Choice([*dict.fromkeys(a for names in _ALGORITHMS.values() for a 
 @click.option(
     "--operation",
     type=click.Choice(OPERATION_NAMES),
-    help="Of both.  [default: the first that has them]",
+    help="Operation of both.  [default: the first that has them]",
 )
 @common.shape_options(seqlen=2048)
 @common.device_option

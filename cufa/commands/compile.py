@@ -45,7 +45,7 @@ def _head_dims(
 
 
 def _shapes(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> list[Any]:
-    """Shapes of q and k, of "1,32/8,4096,128"."""
+    """Shapes of q and k, from text such as "1,32/8,4096,128"."""
     found = [re.fullmatch(r"(\d+),(\d+)(?:/(\d+))?,(\d+),(\d+)", value) for value in values]
     if None in found:
         raise click.BadParameter(
@@ -102,7 +102,7 @@ def compile_command(
 ) -> None:  # fmt: skip
     """Build every kernel for every architecture. Needs NVRTC, no GPU.
 
-    Of each kernel a set of builds in which every tile config occurs and every two of its other choices meet
+    By default, the builds of a kernel contain every tile config, and every two values of its other choices together
     (architecture, head dim, element, mask, soft cap); --all builds every combination. --arch, --kernel and
     --head-dim narrow it, and may be repeated. --listing takes the first build apart instead: instructions, live
     registers and issue slots of its loops and source lines.

@@ -80,5 +80,5 @@ def dashboard_command(port: int | None, browser: bool) -> None:
     # The child must import this very cufa, installed or not.
     paths = [str(_PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), OPEN_BROWSER: str(int(browser))}
-    # The very process becomes the server, so that whoever stops `cufa dashboard` stops it.
+    # This process becomes the server: stopping `cufa dashboard` stops the server.
     os.execve(sys.executable, command, environment)

@@ -52,7 +52,7 @@ def demo_command(
     """Causal attention by four algorithms on the same inputs: time, tiles visited and skipped, extra memory,
     and the largest error against float64, with a map of the tiles that FlashAttention-2 visits.
 
-    Exit codes: 0 every result is right; 1 one is not; 2 wrong usage; 3 no GPU where one was asked for, or
+    Exit codes: 0 every result is right; 1 a result is wrong; 2 wrong usage; 3 no GPU where one was asked for, or
     too little memory.
     """
     if context.invoked_subcommand is not None:

@@ -39,7 +39,7 @@ def train_command(steps: int | None, seed: int, device: str, as_json: bool) -> N
     heads, the first in a window, by thinc's layers and optimiser around flash_attention and flash_attention_backward.
     Prints the falling loss and a text that the model makes up.
 
-    Needs the extra train; on a GPU train-cuda13, for thinc multiplies with cuBLAS.
+    Needs the extra train; on a GPU train-cuda13, because thinc multiplies with cuBLAS.
 
     Exit codes: 0 the loss is finite; 1 it is not; 2 wrong usage; 3 no thinc, or no GPU where one was asked for.
     """

@@ -167,7 +167,7 @@ def _unfused(problem: Problem, q: Any, k: Any, v: Any, dout: Any) -> Results:
     def product(a: Any, b: Any) -> Any:
         return operand(a) @ operand(b)
 
-    def of_keys(x: Any) -> Any:
+    def sums(x: Any) -> Any:
         return x.reshape(problem.batch, problem.kv_heads, group, *x.shape[2:]).sum(axis=2)
 
     Q, dO = q.astype(np.float32), dout.astype(np.float32)
@@ -185,7 +185,7 @@ def _unfused(problem: Problem, q: Any, k: Any, v: Any, dout: Any) -> Results:
     dP = rounded(product(dO, V.mT))
     dS = rounded(P * (dP - (P * dP).sum(axis=-1, keepdims=True)) * slope * np.float32(problem.scale))
     found = {
-        "out": product(P, V), "dq": product(dS, K), "dk": of_keys(product(dS.mT, Q)), "dv": of_keys(product(P.mT, dO))
+        "out": product(P, V), "dq": product(dS, K), "dk": sums(product(dS.mT, Q)), "dv": sums(product(P.mT, dO))
     }  # fmt: skip
     return {name: x.astype(q.dtype) for name, x in found.items()} | {"lse": lse}
 
@@ -292,6 +292,6 @@ def _recorded(as_json: bool) -> None:
         for build in entry["configs"]:
             config = KERNELS[kernel].config_class.from_json(build["config"])
             for head_dim, counts in build["head_dims"].items():
-                of_tile = (counts.get(name, {}).get("tile", 0) for name in _COUNTED)
-                shown.add_row(f"{kernel} {config} d{head_dim}", *(f"{n:,}" if n else "–" for n in of_tile))
+                figures = (counts.get(name, {}).get("tile", 0) for name in _COUNTED)
+                shown.add_row(f"{kernel} {config} d{head_dim}", *(f"{n:,}" if n else "–" for n in figures))
     console.print(shown)

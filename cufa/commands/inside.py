@@ -38,8 +38,8 @@ def inside_command(
 ) -> None:  # fmt: skip
     """See what each warp of a kernel of OPERATION waits for, multiplies and stores, and when.
 
-    On a GPU the trace is measured, by a build with stamps that the product has not. Without one the kernel is executed
-    on the CPU, and the trace says in which order things happen, not how long they take.
+    On a GPU the trace is measured, by a build with stamps that ordinary builds lack. Without a GPU the kernel is
+    executed on the CPU, and the trace says in which order things happen, not how long they take.
     """
     if recorded == "list":
         for name in inside.load_all():
@@ -56,11 +56,11 @@ def inside_command(
     found = trace.intervals()
     if file is not None:
         _write(file, perfetto(trace, found))
-    of_sm = sums(trace, found)
+    sm_sums = sums(trace, found)
     if as_json:
-        common.print_json(_document(trace, of_sm))
+        common.print_json(_document(trace, sm_sums))
     else:
-        _print(trace, of_sm, len({lane.role for lane in lanes(trace, found)}))
+        _print(trace, sm_sums, len({lane.role for lane in lanes(trace, found)}))
 
 
 def _write(file: Path, content: bytes) -> None:
@@ -90,7 +90,7 @@ def _made(
     return inside.execute(plan) if device is None else inside.record(plan)
 
 
-def _document(trace: inside.InsideTrace, of_sm: Sums) -> dict[str, Any]:
+def _document(trace: inside.InsideTrace, sm_sums: Sums) -> dict[str, Any]:
     return {
         "kernel": trace.kernel,
         "problem": trace.problem.as_json(),
@@ -98,43 +98,43 @@ def _document(trace: inside.InsideTrace, of_sm: Sums) -> dict[str, Any]:
         "clock": trace.clock,
         "unit": trace.unit,
         "slowdown": trace.slowdown,
-        "sm": of_sm.sm,
-        "lanes": of_sm.lanes,
-        "span": of_sm.span,
-        "products": of_sm.products,
-        "softmax": of_sm.softmax,
-        "softmax_beside_products": of_sm.overlap,
-        "softmax_exposed": of_sm.exposed,
-        "phases": of_sm.phases,
+        "sm": sm_sums.sm,
+        "lanes": sm_sums.lanes,
+        "span": sm_sums.span,
+        "products": sm_sums.products,
+        "softmax": sm_sums.softmax,
+        "softmax_beside_products": sm_sums.overlap,
+        "softmax_exposed": sm_sums.exposed,
+        "phases": sm_sums.phases,
         "mistakes": mistakes(trace.logs),
     }
 
 
-def _print(trace: inside.InsideTrace, of_sm: Sums, roles: int) -> None:
+def _print(trace: inside.InsideTrace, sm_sums: Sums, roles: int) -> None:
     console = common.stdout()
     console.print(f"{trace.kernel}: {trace.problem}, {trace.config}", markup=False)
     if trace.is_time:
         console.print(
-            f"SM {of_sm.sm} of {trace.environment['device']}: {of_sm.lanes} warps, {of_sm.span:,.1f} µs"
+            f"SM {sm_sums.sm} of {trace.environment['device']}: {sm_sums.lanes} warps, {sm_sums.span:,.1f} µs"
         )
         if trace.slowdown is not None:
             console.print(f"with stamps a run takes {trace.slowdown:.2f}× the time of one without")
     else:
         console.print(
-            f"executed on the CPU: order, not time; {of_sm.lanes} warps, {of_sm.span:,.0f} primitives"
+            f"executed on the CPU: order, not time; {sm_sums.lanes} warps, {sm_sums.span:,.0f} primitives"
         )
     for text in mistakes(trace.logs):
         console.print(text, style="red", markup=False)
     shown = common.table(
         ["phase"], [trace.unit, f"of all warps' {'time' if trace.is_time else 'primitives'}"]
     )
-    for name, time in sorted(of_sm.phases.items(), key=lambda item: -item[1]):
-        shown.add_row(WORDS[name], f"{time:,.1f}", f"{of_sm.share(time):.1%}")
+    for name, time in sorted(sm_sums.phases.items(), key=lambda item: -item[1]):
+        shown.add_row(WORDS[name], f"{time:,.1f}", f"{sm_sums.share(time):.1%}")
     console.print(shown)
     if not trace.is_time:
         console.print("what runs beside what, and what is exposed, only a trace of a GPU can say")
-    elif of_sm.softmax and of_sm.products:
+    elif sm_sums.softmax and sm_sums.products:
         console.print(
-            f"{of_sm.overlap:.1%} of the softmax runs beside products; {of_sm.exposed:,.1f} {trace.unit} of it "
-            f"({of_sm.exposed / of_sm.span:.1%}) do not"
+            f"{sm_sums.overlap:.1%} of the softmax runs beside products; {sm_sums.exposed:,.1f} {trace.unit} of it "
+            f"({sm_sums.exposed / sm_sums.span:.1%}) do not"
         )

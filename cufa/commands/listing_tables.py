@@ -17,11 +17,11 @@ def listing_record(variant: Variant, found: Listing) -> dict[str, Any]:
     """Everything, for --json: per entry and language its loops, and its lines in the kernel's own file."""
     own = variant.source
     languages = {"ptx": found.ptx, "sass": found.sass}
-    told = {
+    entries = {
         name: {entry: _code_record(code, own) for entry, code in codes.items()}
         for name, codes in languages.items()
     }
-    return {"build": str(variant), "missing": found.missing, **told}
+    return {"build": str(variant), "missing": found.missing, **entries}
 
 
 def _code_record(code: Code, own: str) -> dict[str, Any]:

@@ -1,5 +1,4 @@
-"""Options that say which scores exist and how they are changed, and the masks they come to, refused in the words of
-the public calls."""
+"""Options of masks and soft cap, and the masks that they make. Errors have the words of the public calls."""
 
 from __future__ import annotations
 
@@ -72,7 +71,7 @@ MASK_OPTIONS = (
 
 
 def forward_mask(options: dict[str, Any]) -> Mask:
-    """Of a forward call. Raises ValueError for options that contradict each other."""
+    """The mask of a forward call. Raises ValueError for options that contradict each other."""
     mask = resolve_mask(options["causal"], options["window"], None)
     if options["diagonal"] is None:
         return mask
@@ -86,5 +85,5 @@ def forward_mask(options: dict[str, Any]) -> Mask:
 
 
 def decoding_mask(options: dict[str, Any]) -> Mask:
-    """Of a decoding call. Raises ValueError for options that it does not take."""
+    """The mask of a decoding call. Raises ValueError for options that it does not take."""
     return decode_mask(options["window"])

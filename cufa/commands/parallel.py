@@ -1,4 +1,4 @@
-"""`cufa parallel`: what several GPUs would need for a shape, and what this machine's need."""
+"""`cufa parallel`: the time of a call on several GPUs, predicted, or measured on this machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WARM_S, _TIMED_S = 0.5, 1.5
 
 @click.group("parallel")
 def parallel_command() -> None:
-    """Attention over several GPUs: predicted for any number, measured on those of this machine.
+    """Attention over several GPUs: predicted for any number of GPUs, measured on this machine's GPUs.
 
     Exit codes: 0 done; 2 wrong usage; 3 fewer GPUs than ranks.
     """
@@ -74,7 +74,7 @@ def plan_command(as_json: bool, **options: Any) -> None:
 def bench_command(one_process: bool, as_json: bool, **options: Any) -> None:
     """Measure a call on GPUs 0 to RANKS - 1 of this machine, in a process each, beside its prediction.
 
-    The share is that of one GPU's own rate on a sequence with the same work, which all GPUs compute at once.
+    The share is relative to one GPU's rate on a sequence with the same work, while all GPUs compute.
 
     Exit codes: 0 done; 1 a process failed; 2 wrong usage; 3 fewer GPUs than ranks.
     """
@@ -110,8 +110,8 @@ def bench_command(one_process: bool, as_json: bool, **options: Any) -> None:
 
 
 def _measured(comm: Any, options: dict[str, Any]) -> tuple[float, float]:
-    """Seconds of one GPU for the work of a rank, all GPUs at once, and of the call of all ranks. ``comm``: of this
-    process, whose GPU is that of its rank; None: all GPUs are this process's."""
+    """Seconds of one GPU for a rank's work while all GPUs compute, and seconds of the call of all ranks. ``comm``: of
+    this process, which uses the GPU of its rank's number; None: this process uses all GPUs."""
     import cupy
 
     mine = range(options["ranks"])

@@ -53,7 +53,7 @@ if __name__ == "__main__":
 @click.option(
     "--row", "rows", type=click.IntRange(0), multiple=True, help="Only this row, from 0. Repeatable."
 )
-@click.option("--sustained", is_flag=True, help="Of a source with both regimes: the sustained rows.")
+@click.option("--sustained", is_flag=True, help="The sustained rows of a source with both regimes.")
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="[default: stdout]")
 def repro_command(source: str, rows: tuple[int, ...], sustained: bool, output: Path | None) -> None:
     """Write one Python file that repeats the measurements of SOURCE: the same problems, tiles, splits and regime,
@@ -136,9 +136,9 @@ def program(rows: Sequence[Measured], environment: Json) -> str:
     )  # fmt: skip
 
 
-def _contender(row: Measured, of_case: Problem, device: Device | None) -> Contender:
+def _contender(row: Measured, case_problem: Problem, device: Device | None) -> Contender:
     """The contender of a row, with the tiles, splits and grid of the row: the planner may choose others today."""
-    problem = None if row.problem == of_case else row.problem
+    problem = None if row.problem == case_problem else row.problem
     if not row.is_ours:
         return Contender(row.label, problem=problem)
     try:

@@ -77,7 +77,7 @@ def _print_remarks(rows: Sequence[Measured]) -> None:
 
 
 def print_needs(rows: Sequence[Measured]) -> None:
-    """Of rows with bounds: the share of the measured time that each resource needs, and the predicted time."""
+    """For rows with bounds: the share of the measured time that each resource needs, and the predicted time."""
     derived = [row for row in rows if row.predicted is not None]
     if not derived:
         return

@@ -113,8 +113,8 @@ def tune_command(
 def _confirmed(
     problem: Problem, planned: Measured, best: Measured, device: Device, limits: Limits, regime: Regime
 ) -> bool:
-    """Whether the winner beats the planned tiles once more under the regime that was asked for, on other inputs, and
-    loses under no other one."""
+    """Whether the winner beats the planned tiles again on other inputs under the requested regime, and does not lose
+    under any other regime."""
     plans = {name: row.plan for name, row in (("planned", planned), ("best", best)) if row.plan}
     some = tuple(
         Contender(x.spec.algorithm, x.config, name, dict(_cut_of(x)).get("num_splits"))
@@ -130,7 +130,7 @@ def _confirmed(
 
 
 def _cut_of(plan: Plan) -> tuple[tuple[str, Any], ...]:
-    """Decode: what is kept of a plan besides its tiles."""
+    """Decode: the choices of a plan that are kept besides its tiles."""
     if not plan.operation.split_selects_kernel or plan.split is None:
         return ()
     return ("schedule", plan.split.kind), ("num_splits", plan.split.count)

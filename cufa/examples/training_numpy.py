@@ -1,4 +1,4 @@
-"""Training with arrays alone: attention learns to copy the token before, by gradient descent on q, k and v."""
+"""Training with arrays alone: attention learns to copy the previous token, by gradient descent on q, k and v."""
 
 import cufa
 

@@ -68,14 +68,14 @@ def attention(
     deterministic : bool
         The gradients have the same bits in every run.
     seed : int or Array, optional
-        Of ``dropout``: an int, or uint32 (2,), as ``jax.random.key_data`` gives of a key. Each call needs another one.
+        The seed of ``dropout``: an int, or uint32 (2,) from ``jax.random.key_data``. Each call needs another seed.
     others
-        As for :func:`cufa.flash_attention`. The options which are no arrays are static under ``jit``.
+        As for :func:`cufa.flash_attention`. Options other than arrays are static under ``jit``.
 
     Returns
     -------
     out, or (out, lse)
-        out: q's shape, with v's head_dim, and dtype. lse: float32 (batch, heads, seqlen_q), float64 where q is.
+        out: q's shape, with v's head_dim, and dtype. lse: float32 (batch, heads, seqlen_q), float64 if q is.
 
     Raises
     ------
@@ -85,7 +85,7 @@ def attention(
 
     Notes
     -----
-    ``vmap`` runs the mapped calls one after another. ALiBi slopes are taken for constants: their gradient is 0.
+    ``vmap`` runs the mapped calls one after another. ALiBi slopes are constants: their gradient is 0.
     """
     if unknown:
         raise unknown_keyword(attention, unknown)
@@ -106,7 +106,7 @@ def attention(
     mask = None if mask is None else resolve_mask(False, None, mask)
     plan(q.shape, k.shape, v.shape, dtype=q.dtype, mask=mask, device="cpu", **options, **given)
     value = q
-    while hasattr(value, "primal"):  # of gradients that are not compiled
+    while hasattr(value, "primal"):  # gradients outside of jit wrap the value
         value = value.primal
     compiled = isinstance(value, jax.core.Tracer)
     options |= {
@@ -120,7 +120,7 @@ def attention(
 
 
 def _seed(dropout: float | None, seed: int | Array | None) -> Any:
-    """Four words: the seed, and a number that is 0."""
+    """Four 32-bit words: the 64-bit seed, and a 64-bit number that is 0."""
     if isinstance(seed, jax.Array):
         if seed.shape != (2,) or seed.dtype != jnp.uint32:
             raise TypeError(f"seed is {seed.dtype}{seed.shape}: it takes an int, or uint32 (2,)")
@@ -178,7 +178,7 @@ def _keywords(text: str, leave_out: tuple[str, ...], optional: list[Any]) -> dic
 
 
 def _place(q: Any) -> Place | None:
-    """Host arrays of XLA are those of its CPU backend: they are computed there."""
+    """Host arrays of XLA belong to its CPU backend: they are computed on the CPU."""
     return "cpu" if isinstance(q, np.ndarray) else None
 
 

@@ -136,19 +136,19 @@ def _handler(function: Function, on_gpu: bool) -> Callable[[Any], int | None]:
                 )
                 text = frame.attributes.values[0].contents
                 function(ctypes.string_at(text.pointer, text.length).decode(), arguments, results)
-        except BaseException as error:  # none must pass through XLA, KeyboardInterrupt neither
+        except BaseException as error:  # no exception may pass through XLA, not even KeyboardInterrupt
             message = f"{type(error).__name__}: {error}".encode()
-            found = _ErrorArgs(ctypes.sizeof(_ErrorArgs), None, message, _INVALID_ARGUMENT)
-            return frame.api.contents.create_error(ctypes.byref(found))  # type: ignore[no-any-return]
+            error_args = _ErrorArgs(ctypes.sizeof(_ErrorArgs), None, message, _INVALID_ARGUMENT)
+            return frame.api.contents.create_error(ctypes.byref(error_args))  # type: ignore[no-any-return]
         return None
 
     return handle
 
 
-def _buffers(them: _Buffers) -> Iterator[tuple[int, tuple[int, ...], np.dtype[Any]]]:
-    """Address, shape and dtype of each."""
-    for i in range(them.size):
-        x = them.buffers[i].contents
+def _buffers(buffers: _Buffers) -> Iterator[tuple[int, tuple[int, ...], np.dtype[Any]]]:
+    """Address, shape and dtype of each buffer."""
+    for i in range(buffers.size):
+        x = buffers.buffers[i].contents
         yield x.data or 0, tuple(x.dims[: x.rank]), _DTYPES[x.dtype]
 
 
@@ -174,13 +174,13 @@ def _device_array(buffer: tuple[int, tuple[int, ...], np.dtype[Any]]) -> Any:
 @contextlib.contextmanager
 def _stream(frame: _CallFrame) -> Iterator[None]:
     cupy = import_cupy("q")
-    asked = _StreamArgs(ctypes.sizeof(_StreamArgs), None, frame.context, None)
-    if frame.api.contents.get_stream(ctypes.byref(asked)):
+    stream_args = _StreamArgs(ctypes.sizeof(_StreamArgs), None, frame.context, None)
+    if frame.api.contents.get_stream(ctypes.byref(stream_args)):
         raise RuntimeError("XLA names no stream")
     first = next((address for address, _, _ in _buffers(frame.results) if address), None)
     if first is None:  # nothing to write
         yield
         return
     device = cupy.cuda.runtime.pointerGetAttributes(first).device
-    with cupy.cuda.Device(device), cupy.cuda.ExternalStream(asked.stream or 0, device):
+    with cupy.cuda.Device(device), cupy.cuda.ExternalStream(stream_args.stream or 0, device):
         yield

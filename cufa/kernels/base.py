@@ -29,7 +29,7 @@ class Kernel:
 
     name: str
     algorithm: str
-    """What the public call's ``algorithm=`` or ``schedule=`` names. Kernels may share it with disjoint dtypes."""
+    """Its name in the public call's ``algorithm=`` or ``schedule=``. Kernels with disjoint dtypes may share it."""
     title: str
     paper: str
     source: str
@@ -50,12 +50,12 @@ class Kernel:
     """Inputs of e4m3: for "q", "k" and "v" what may share a scale, of :data:`cufa.problem.float8.MODES`."""
     precisions: tuple[str, ...] = ("native",)
     masks: tuple[str, ...] = BAND_KINDS
-    """Of :data:`~cufa.problem.problem.MASK_KINDS`."""
+    """The kinds of masks, of :data:`~cufa.problem.problem.MASK_KINDS`."""
     options: tuple[str, ...] = ()
     """Of "padded", "packed" (lengths), "cache", "tree", "invariant", "alibi", "sink", "deterministic", "running",
     "score" and "gradients" (of its arrays), "dropout". Every kernel takes a soft cap."""
     options_with_irregular_masks: tuple[str, ...] = ()
-    """Those of :attr:`options` that also go with irregular masks."""
+    """The options that also go with irregular masks."""
     folds_score_scale: bool = False
     """Constants that a score is multiplied by are kept in registers, with the softmax scale as a factor."""
     score_derivatives_without_score: bool = False
@@ -78,7 +78,7 @@ class Kernel:
 
     # Tiles.
     configs: tuple[TileConfig, ...]
-    """Of one class, in order of preference. ``cufa compile`` builds all of them, ``cufa tune`` tries all of them."""
+    """Configs of one class, in order of preference. ``cufa compile`` builds and ``cufa tune`` tries all of them."""
     v_configs: tuple[TileConfig, ...] = ()
     """More tiles, for v of another head dim than q and k."""
     split_configs: tuple[TileConfig, ...] = ()
@@ -93,7 +93,7 @@ class Kernel:
         return f"<kernel {self.name}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy, as of a pickled plan, is the registry's own."""
+        """A copied or unpickled kernel is the registry's instance."""
         return _registered, (self.name,)
 
     def source_of(self, config: Config) -> str:
@@ -123,12 +123,12 @@ class Kernel:
         return 0
 
     def boxes(self, config: Config) -> Mapping[str, Box]:
-        """The box of each operand that the kernel reads or writes by tensor map. With any, the copy engine (TMA)
+        """The box of each operand that the kernel reads or writes by tensor map. If there is any, the copy engine (TMA)
         requires 16-byte aligned rows and positive strides."""
         return {}
 
     def maps_of_workspace(self, problem: Problem) -> Mapping[str, tuple[int, ...]]:
-        """Operands whose tensor map is of an array at the begin of the workspace, with its shape."""
+        """Operands whose tensor map describes an array at the begin of the workspace, with the array's shape."""
         return {}
 
     def reasons(self, problem: Problem) -> tuple[str, ...]:
@@ -144,7 +144,7 @@ class Kernel:
         return 0.0
 
     def tile_latency(self, config: Config, head_dim: int) -> float:
-        """Least seconds of a tile, for a thread block that has its SM alone."""
+        """The least seconds of a tile, for a thread block alone on its SM."""
         return 0.0
 
     def choose(self, problem: Problem, fitting: tuple[Config, ...], device: Device) -> Config:
@@ -237,8 +237,8 @@ class ForwardKernel(Kernel):
         self, problem: Problem, config: SplitConfig, launch: Launch, split: Split | None, merge: str,
         dependent: bool = False,
     ) -> tuple[Launch, ...]:  # fmt: skip
-        """``launch``, whose grid is its query blocks, with the pass over the mask before it. If keys are split: the
-        launch in splits, and the launch ``merge``, a thread for each four columns of a row."""
+        """``launch``, whose grid is the query blocks, after the pass over the mask. If keys are split: one block per
+        split, then the launch ``merge``, with a thread for each four columns of a row."""
         if not config.split_keys:
             return (*append_launches(problem), *mask_launches(problem, config), launch)
         count = split.count if split else 2  # None: `cufa compile`, whose builds do not depend on it
@@ -293,6 +293,6 @@ def _tile_constants(kernel: Kernel, config: Config, head_dim: int, v_dim: int) -
     }
 
 
-@functools.lru_cache(4096)  # every plan asks for that of every config
+@functools.lru_cache(4096)  # every plan asks for the bytes of every config
 def _shared_bytes(kernel: Kernel, config: Config, head_dim: int, v_dim: int) -> int:
     return bytes_of(kernel.shared_memory(config, head_dim, v_dim))

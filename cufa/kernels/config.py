@@ -89,7 +89,7 @@ class TileConfig:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Self:
-        """What ``dataclasses.asdict`` made of one. Raises TypeError for unknown and for missing fields."""
+        """A config from the output of ``dataclasses.asdict``. Raises TypeError for unknown and for missing fields."""
         return cls(**content)
 
 
@@ -132,7 +132,7 @@ class Split:
     """How the keys of a work item are split over thread blocks, whose partial results are merged."""
 
     kind: str
-    """"fixed": splits of each sequence; "balanced": the most shares of all tiles."""
+    """"fixed": ``count`` splits of each sequence; "balanced": at most ``count`` shares of all tiles."""
     count: int
     least: int = 1
     """"balanced", if only the device knows the lengths: the fewest shares, unless there are fewer tiles."""

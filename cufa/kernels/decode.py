@@ -14,10 +14,10 @@ from ..problem.tree import TREE_KINDS
 from .base import Kernel
 from .config import Box, Buffer, Launch, Split, TileConfig, ceil_div, tile_pitch
 
-#: Blocks that a cluster of any GPU may have.
+#: Most blocks of a cluster that every GPU with clusters allows.
 MAX_CLUSTER = 8
 
-#: Keys that the copy engine brings at once.
+#: Keys in one box of the copy engine.
 _BOX_KEYS = 16
 
 
@@ -47,7 +47,7 @@ class DecodeConfig(TileConfig):
         return self.num_warps // self.row_warps
 
     def merged_in_cluster(self) -> DecodeConfig:
-        """The same with the splits of a work item as one cluster."""
+        """This config with the splits of a work item as one cluster."""
         return dataclasses.replace(self, fold_combine=False, cluster_merge=True)
 
 
@@ -102,7 +102,7 @@ TWO_STAGES = _decode_config(16, 16, 8, 2, min_head_dim=72, max_head_dim=128, tma
 _TALL = _decode_config(64, 32, 8, 2, row_warps=4, fold=False)
 
 
-def _by_async_copies() -> tuple[DecodeConfig, ...]:
+def _cp_async_configs() -> tuple[DecodeConfig, ...]:
     """One ring per warp of 16 rows; with more rows, several warps share a ring."""
     return (
         _decode_config(16, 16, 8, 3, max_head_dim=128),
@@ -117,9 +117,8 @@ def _by_async_copies() -> tuple[DecodeConfig, ...]:
     )
 
 
-def _by_boxes() -> tuple[DecodeConfig, ...]:
-    """As by cp.async, but with 64 rows each of two warps has half of them: half the reads of shared
-    memory."""
+def _box_configs() -> tuple[DecodeConfig, ...]:
+    """As with cp.async, except that two warps share 64 rows, half each: half the reads of shared memory."""
     return (
         _decode_config(16, 16, 8, 3, max_head_dim=128, tma=True),
         _decode_config(16, 16, 4, 3, blocks_per_sm=2, max_head_dim=128, tma=True),
@@ -134,7 +133,7 @@ def _by_boxes() -> tuple[DecodeConfig, ...]:
 def _configs(tma: bool, fp8: bool, balanced: bool) -> tuple[DecodeConfig, ...]:
     """Fixed splits may be merged in Hopper's clusters. Stages of an e4m3 cache are half as large: always three.
     Shares of wide e4m3 heads need more registers than tall tiles leave a thread: they have 4 warps."""
-    configs = _by_boxes() if tma else _by_async_copies()
+    configs = _box_configs() if tma else _cp_async_configs()
     if fp8:
         configs = tuple(config for config in configs if config != TWO_STAGES)
     if tma and not balanced:
@@ -231,7 +230,7 @@ class DecodeSplit(Kernel):
         return slots * slot
 
     def counters(self, problem: Problem, config: DecodeConfig, workspace: int) -> int:
-        """One per warp of a work item: the last warp that counts merges."""
+        """One per warp of a work item: the last warp to count merges."""
         return items(problem, config) * config.num_warps if workspace else 0
 
     def boxes(self, config: DecodeConfig) -> dict[str, Box]:
@@ -263,10 +262,10 @@ class DecodeSplit(Kernel):
 
     @staticmethod
     def _alike(fitting: tuple[DecodeConfig, ...]) -> tuple[DecodeConfig, ...]:
-        """Invariant: configs whose rows have the same bits, as the same keys meet in a ring and in a tile. Four rings
-        of 16 keys if a config has them, because tall tiles have them too."""
-        of_few_rows = min((x for x in fitting if x.block_q == 16), key=lambda x: abs(x.rings - 4))
-        keys = of_few_rows.rings, of_few_rows.block_kv
+        """Invariant: configs with equal rings and equal keys in a tile, so that a row has the same bits in all. Four
+        rings of 16 keys if a config has them, because tall tiles have them too."""
+        short = min((x for x in fitting if x.block_q == 16), key=lambda x: abs(x.rings - 4))
+        keys = short.rings, short.block_kv
         return tuple(x for x in fitting if (x.rings, x.block_kv) == keys)
 
     def own_constants(self, problem: Problem) -> dict[str, int | bool]:
@@ -274,7 +273,7 @@ class DecodeSplit(Kernel):
         fixed = {"": 0, "bound": 1}.get(str(problem.softmax_max), 2)
         return {
             "SOFTMAX_MAX": fixed,
-            "INVARIANT": problem.invariant,  # of every kernel; here builds pair it, and TREE, with the other choices
+            "INVARIANT": problem.invariant,  # every kernel has it; only here builds pair it with other choices
             "TREE": TREE_KINDS.index(problem.tree),
             "PAGED": problem.cache.paged,
             "RAGGED": problem.lengths.ragged,

@@ -148,7 +148,7 @@ def softmax_scalars(scale: float, softcap: float | None) -> dict[str, float]:
     # A scale of 0 would turn the mask's -inf into NaN; the smallest normal float gives the same weights.
     if softcap is None:
         return {"scale_log2": max(scale * log2_e, SMALLEST_SCALE), "softcap": 0.0}
-    # Infinite, the ratio would turn a score of 0 into NaN.
+    # An infinite ratio would turn a score of 0 into NaN.
     return {"scale_log2": softcap * log2_e, "softcap": min(2 * log2_e * scale / softcap, LARGEST_SCALE)}
 
 

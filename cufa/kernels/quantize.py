@@ -79,18 +79,18 @@ class Quantizer:
         blocks = self.blocks(sequences, seqlen) * heads
         lead = self.lead(sequences, heads, seqlen, num_sms)
         sums = TOKENS // 4 * self.head_dim * 8
-        of_mean = (
+        mean_launches = (
             Launch("quantize_sums", (blocks, 1, 1), self._lanes * TOKENS // 4, sums),
             Launch("quantize_mean", (sequences, heads, 1), 256, 0),
         )
         tile = self.head_dim * TOKENS * self.transpose
         exchange = 2 * 2 * self.num_threads // 32 * 4
         cast = Launch("quantize", (blocks + lead, 1, 1), self.num_threads, tile + exchange)
-        return (*(of_mean if self.smooth else ()), cast)
+        return (*(mean_launches if self.smooth else ()), cast)
 
     def lead(self, sequences: int, heads: int, seqlen: int, num_sms: int) -> int:
-        """How many thread blocks the maxima are ahead of the cast: all that share a scale, which must have started, and
-        as many as the GPU runs at once, so that most maxima are published by then."""
+        """By how many thread blocks the maxima run ahead of the cast: the blocks that share a scale, which must have
+        started, and as many as the GPU runs at once, so that most maxima are published when the cast needs them."""
         if self.mode == "token":
             return 0
         blocks = self.blocks(sequences, seqlen)
@@ -109,8 +109,8 @@ class Quantizer:
     def workspace(self, sequences: int, heads: int, seqlen: int) -> tuple[int, int]:
         """Bytes of the sums and of the means; 0 without smoothing."""
         rows = self.blocks(sequences, seqlen) * 8, sequences * 4
-        of_sums, of_means = (n * heads * self.head_dim * self.smooth for n in rows)
-        return of_sums, of_means
+        sum_bytes, mean_bytes = (n * heads * self.head_dim * self.smooth for n in rows)
+        return sum_bytes, mean_bytes
 
     def numbers(
         self,

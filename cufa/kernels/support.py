@@ -70,8 +70,8 @@ def refusal(
 ) -> str | None:  # fmt: skip
     """Why a kernel does not serve a problem, as a sentence without its subject, the kernel's name; None if it serves.
 
-    ``capability`` or ``device`` adds the question about a GPU (``device``: also whether any tiles fit), ``config``
-    about one tile config, ``split_keys`` about keys split over thread blocks.
+    ``capability`` or ``device`` also checks a GPU (``device``: whether any tiles fit), ``config`` one tile config,
+    ``split_keys`` keys split over thread blocks.
     """
     reasons = _reasons(kernel, problem, device.arch.capability if device else capability)
     reason = next(reasons, None)
@@ -79,18 +79,18 @@ def refusal(
     if reason is None and device is not None and not kernel.fitting(kernel.configs, dims[0], device, dims[1]):
         reason = f"has no tiles for head_dim {problem.dims_text} on {device.arch.name}"
     if reason is None and config is not None:
-        reason = next(_of_config(config, problem), None)
+        reason = next(_config_reasons(config, problem), None)
     if reason is None and split_keys:
-        reason = next(_of_splits(kernel, problem), None)
+        reason = next(_split_reasons(kernel, problem), None)
     return reason
 
 
 def nearest(kernels: Sequence[Kernel], problem: Problem) -> Sequence[Kernel]:
-    """Of kernels that do not serve a problem, those whose refusals help: they take its elements. All, if none does."""
-    return [kernel for kernel in kernels if next(_of_elements(kernel, problem), None) is None] or kernels
+    """The kernels whose refusal of a problem helps most: those that take its elements. If none does, all kernels."""
+    return [kernel for kernel in kernels if next(_element_reasons(kernel, problem), None) is None] or kernels
 
 
-def _of_elements(kernel: Kernel, problem: Problem) -> Iterator[str]:
+def _element_reasons(kernel: Kernel, problem: Problem) -> Iterator[str]:
     if problem.dtype not in kernel.dtypes:
         yield f"takes {_and(kernel.dtypes)}, not {problem.dtype}"
     k_dtypes = kernel.k_dtypes or (problem.dtype,)
@@ -102,7 +102,7 @@ def _of_elements(kernel: Kernel, problem: Problem) -> Iterator[str]:
 def _reasons(kernel: Kernel, problem: Problem, capability: int | None) -> Iterator[str]:
     if capability is not None and not kernel.runs_on(capability):
         yield f"needs {_architectures(kernel)}"
-    yield from _of_elements(kernel, problem)
+    yield from _element_reasons(kernel, problem)
     if problem.out_element.name not in (kernel.out_dtypes or (problem.dtype,)):
         yield f"writes {_and(kernel.out_dtypes or (problem.dtype,))}, not {problem.out_element.name}"
     modes = problem.scales or ("",) * len(kernel.scales) * (problem.operation == "decode")
@@ -117,15 +117,15 @@ def _reasons(kernel: Kernel, problem: Problem, capability: int | None) -> Iterat
         yield f"takes head dims that are multiples of {kernel.head_dim_multiple}, not {problem.head_dim}"
     if problem.v_head_dim is not None and not kernel.any_v_dim:
         yield f"takes v of q's head_dim {problem.head_dim}, not of {problem.v_dim}"
-    yield from _of_mask(kernel, problem)
+    yield from _mask_reasons(kernel, problem)
     for option in _options(problem):
         if option not in kernel.options:
             yield f"takes no {_OPTIONS[option].removeprefix('a ')}"
-    yield from _of_gradients(kernel, problem)
-    yield from _of_memory(kernel, problem)
+    yield from _gradient_reasons(kernel, problem)
+    yield from _memory_reasons(kernel, problem)
 
 
-def _of_gradients(kernel: Kernel, problem: Problem) -> Iterator[str]:
+def _gradient_reasons(kernel: Kernel, problem: Problem) -> Iterator[str]:
     """Gradients of a score function's arrays."""
     score = problem.score
     if score is None or not score.gradients:
@@ -156,7 +156,7 @@ def unproven(kernel: Kernel, problem: Problem) -> str | None:
     return None
 
 
-def _of_mask(kernel: Kernel, problem: Problem) -> Iterator[str]:
+def _mask_reasons(kernel: Kernel, problem: Problem) -> Iterator[str]:
     """Every kernel serves band masks. Irregular masks go with the options of ``options_with_irregular_masks`` only."""
     mask, kind = problem.mask, problem.mask.irregular_kind
     if not kind:
@@ -181,7 +181,7 @@ def _of_mask(kernel: Kernel, problem: Problem) -> Iterator[str]:
         yield f"takes at most {most:,} queries with an irregular mask"
 
 
-def _of_memory(kernel: Kernel, problem: Problem) -> Iterator[str]:
+def _memory_reasons(kernel: Kernel, problem: Problem) -> Iterator[str]:
     if (
         kernel.uses_copy_engine or kernel.aligned_rows or problem.lengths.in_cache
     ) and problem.alignment != 16:
@@ -195,7 +195,7 @@ def _of_memory(kernel: Kernel, problem: Problem) -> Iterator[str]:
         yield "takes fewer than 2^31 rows and keys together"  # positions past the mask are compared as well
 
 
-def _of_config(config: TileConfig, problem: Problem) -> Iterator[str]:
+def _config_reasons(config: TileConfig, problem: Problem) -> Iterator[str]:
     if config.rows_served and config.block_q not in config.rows_served:
         yield f"has {config.block_q} rows a tile, where {' or '.join(map(str, config.rows_served))} are served"
     if problem.lengths.in_cache and not config.serves_cache(problem.head_dim):
@@ -205,7 +205,7 @@ def _of_config(config: TileConfig, problem: Problem) -> Iterator[str]:
         yield "takes band masks over whole arrays alone, without softcap, sink or a fixed order of additions"
 
 
-def _of_splits(kernel: Kernel, problem: Problem) -> Iterator[str]:
+def _split_reasons(kernel: Kernel, problem: Problem) -> Iterator[str]:
     if not kernel.split_configs:
         yield f"{kernel.name} has no config that splits keys"
     if problem.mask.irregular_kind or [*_options(problem)]:
@@ -263,7 +263,7 @@ def summary(kernels: Iterable[Kernel]) -> list[str]:
 
 
 def table(kernels: Iterable[Kernel]) -> str:
-    """The same as a table in Markdown: a part of the README."""
+    """The lists as a Markdown table: a part of the README."""
     rows = [{"kernel": ", ".join(names), **columns} for names, columns in _alike(kernels)]
     lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -304,8 +304,8 @@ def _masks(kernel: Kernel) -> str:
 def _options_in_words(kernel: Kernel) -> str:
     any_mask, options = kernel.options_with_irregular_masks, [x for x in kernel.options if x in _SHORT]
     found = [_SHORT[x] for x in options if x in any_mask]
-    with_bands = _and(_SHORT[x] for x in options if x not in any_mask)
-    if with_bands and any(kind in _IRREGULAR_MASKS for kind in kernel.masks):
-        with_bands = f"with band masks also {with_bands}"
-        return "; ".join(filter(None, (_and(found), with_bands)))
-    return _and(filter(None, (*found, with_bands)))
+    band_options = _and(_SHORT[x] for x in options if x not in any_mask)
+    if band_options and any(kind in _IRREGULAR_MASKS for kind in kernel.masks):
+        band_options = f"with band masks also {band_options}"
+        return "; ".join(filter(None, (_and(found), band_options)))
+    return _and(filter(None, (*found, band_options)))

@@ -1,4 +1,4 @@
-"""The kernel that makes 16-bit elements of e4m3 (cuda_src/shared/widen.cu). It belongs to no plan."""
+"""The kernel that converts e4m3 to 16-bit elements (cuda_src/shared/widen.cu). It belongs to no plan."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def constants(head_dim: int, dtype: str, aligned: bool) -> dict[str, int | bool]
 
 
 def launch(shape: tuple[int, ...]) -> Launch:
-    """Of rows (batch, heads, seqlen, head_dim)."""
+    """The launch for rows (batch, heads, seqlen, head_dim)."""
     batch, heads, seqlen, head_dim = shape
     return Launch(ENTRY, (ceil_div(seqlen * (head_dim // 16), THREADS), batch * heads, 1), THREADS, 0)
 
@@ -26,7 +26,7 @@ def numbers(
     """The members of ``WidenParams``. ``pointers``: of x, out and scale. ``mode``: of
     :data:`cufa.problem.float8.MODES`."""
     _, heads, seqlen, _ = x.shape
-    of_tokens = scale_shape[2] if mode in ("block", "token") else 1
-    of_head, of_batch = (0, 0) if mode == "tensor" else (of_tokens, heads * of_tokens)
+    scales = scale_shape[2] if mode in ("block", "token") else 1
+    head_stride, batch_stride = (0, 0) if mode == "tensor" else (scales, heads * scales)
     share = {"token": 1, "block": block}.get(mode, max(seqlen, 1))
-    return [*pointers, heads, seqlen, *x.strides[:3], of_batch, of_head, share]
+    return [*pointers, heads, seqlen, *x.strides[:3], batch_stride, head_stride, share]

@@ -1,5 +1,5 @@
-"""Training with thinc, spaCy's framework, whose layers are a forward call and a callback for gradients, over NumPy or
-CuPy arrays: attention as such a layer, and the small language model of ``cufa demo train``.
+"""Attention as a layer of thinc, spaCy's framework, and the small language model of ``cufa demo train``. A layer of
+thinc is a forward call and a callback for gradients, over NumPy or CuPy arrays.
 
 Needs thinc: in a checkout ``pip install '.[train]'``.
 """

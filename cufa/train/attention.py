@@ -40,19 +40,19 @@ def SelfAttention(
     form (on ``NumpyOps(use_blis=False)`` also float64):
 
     - Floats3d, (batch, seqlen, nI): sequences of one length. Every position is a token.
-    - Ragged: data of shape (tokens, nI) and the sequences' lengths. A token sees those of its own sequence only.
-      Projections are of all tokens at once; attention is one call per run of neighbours of equal length, so that
-      batches sorted by length take few. Lengths on the GPU are copied to the host.
+    - Ragged: data of shape (tokens, nI) and the sequences' lengths. A token sees its own sequence only.
+      Projections take all tokens at once; attention is one call per run of adjacent sequences of equal length, so
+      that batches sorted by length take few calls. Lengths on the GPU are copied to the host.
 
     For Padded and lists of sequences, thinc's ``with_ragged(SelfAttention(...))`` makes them Ragged and back: padding
-    is never seen. Nothing else is copied; q, k and v are kept for the callback, the scores never.
+    is never seen. Nothing else is copied. The callback keeps q, k and v, but no scores.
 
     Parameters
     ----------
     nO, nI : int, optional
-        Width of a token's result and of its input. nI is taken from the sample at initialisation, nO is nI.
+        Width of a token's result and of its input. Default: nI from the sample at initialisation, nO = nI.
     heads, kv_heads : int
-        Query heads, and key/value heads that they share (GQA, MQA), which heads must be a multiple of. Default: heads.
+        Query heads, a multiple of the key/value heads that they share (GQA, MQA). Default: kv_heads = heads.
     head_dim : int, optional
         A multiple of 8 up to 256. Default: nI / heads.
     causal, window, mask, softcap, scale, precision
@@ -66,7 +66,7 @@ def SelfAttention(
     Raises
     ------
     TypeError, ValueError
-        Naming the argument: of the options here, of widths and head_dim at initialisation, of X when it is called.
+        The message names the argument: an option here, a width or head_dim at initialisation, X in a call.
 
     thinc's configuration knows the layer as ``@layers = "cufa.SelfAttention.v1"``.
     """
@@ -144,18 +144,18 @@ def _forward(
 
     q, k, v = (by_heads(gemm(tokens, model.get_param(name), trans2=True)) for name in _PROJECTIONS)
     out = empty_like(q)
-    lse = [flash_attention(of(q), of(k), of(v), out=of(out), return_lse=True, **how)[1] for of in runs]
+    lse = [flash_attention(run(q), run(k), run(v), out=run(out), return_lse=True, **how)[1] for run in runs]
     attended = flat(out)
 
     def backprop(dY: Sequences) -> Sequences:
-        of_result = _tokens(dY)
-        model.inc_grad("Wo", gemm(of_result, attended, trans1=True))
-        dout = by_heads(gemm(of_result, model.get_param("Wo")))
+        result_gradient = _tokens(dY)
+        model.inc_grad("Wo", gemm(result_gradient, attended, trans1=True))
+        dout = by_heads(gemm(result_gradient, model.get_param("Wo")))
         gradients = dq, dk, dv = empty_like(q), empty_like(k), empty_like(v)
-        for of, lse_of_run in zip(runs, lse, strict=True):
+        for run, lse_of_run in zip(runs, lse, strict=True):
             flash_attention_backward(
-                of(dout), of(q), of(k), of(v), of(out), lse_of_run,
-                dq=of(dq), dk=of(dk), dv=of(dv), deterministic=deterministic, **how,
+                run(dout), run(q), run(k), run(v), run(out), lse_of_run,
+                dq=run(dq), dk=run(dk), dv=run(dv), deterministic=deterministic, **how,
             )  # fmt: skip
         dX = None
         for name, gradient in zip(_PROJECTIONS, gradients, strict=True):

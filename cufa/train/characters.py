@@ -65,8 +65,8 @@ class CharacterModel:
     # --- The network ------------------------------------------------------------------------------------------
 
     def build(self) -> Network:
-        """Of the current ops of thinc. Parameters are drawn from NumPy's global generator, as thinc's initialisers
-        do."""
+        """The network on thinc's current ops. Like thinc's initialisers, it draws parameters from NumPy's global
+        generator."""
         spread = partial(uniform_init, lo=-1, hi=1)  # as large as what the blocks add
         letters = Embed(self.width, len(self.letters), column=0, initializer=spread)
         places = Embed(self.width, self.context, column=1, initializer=spread)
@@ -85,7 +85,7 @@ class CharacterModel:
         return chain(residual(mix), residual(think))
 
     def input(self, network: Network, letters: Numbers) -> Ragged:
-        """Of letters (batch, seqlen): the tokens, a letter and its place each."""
+        """The tokens of letters (batch, seqlen), each a letter and its place."""
         batch, seqlen = letters.shape
         places = np.broadcast_to(np.arange(seqlen, dtype=np.int32), letters.shape)
         tokens = np.stack([letters, places], axis=-1).reshape(-1, 2)
@@ -104,7 +104,7 @@ class CharacterModel:
             yield loss
 
     def gradients(self, network: Network, letters: Numbers) -> float:
-        """Add those of letters (batch, context + 1) to the parameters' gradients; returns their loss."""
+        """Add the gradients of letters (batch, context + 1) to those of the parameters; returns the loss."""
         guesses, backprop = network.begin_update(self.input(network, letters[:, :-1]))
         p, xp = guesses.data, network.ops.xp
         right = xp.arange(len(p)), network.ops.asarray1i(letters[:, 1:].ravel())

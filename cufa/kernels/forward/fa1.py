@@ -34,7 +34,7 @@ class Fa1Forward(Kernel):
     entry = "fa1_forward"
     dtypes: tuple[str, ...] = ("float16", "bfloat16")
     configs: tuple[Fa1Config, ...] = (
-        # O crosses device memory once per key block, so the more keys the better: 256, as in the authors' own.
+        # O crosses device memory once per key block, so the more keys the better: 256, as in the authors' code.
         # (Between these head dims a few registers spill.)
         Fa1Config(64, 256, num_warps=8, min_head_dim=64, max_head_dim=64),
         Fa1Config(64, 256, num_warps=8, min_head_dim=128, max_head_dim=128),

@@ -31,7 +31,7 @@ class Fa1ForwardF32(Fa1Forward):
         """K, V and one query block, the warps' parts of P·V, row maxima and sums of each warp."""
         pitch = tile_pitch(head_dim, itemsize=4, pad_to=64)
         parts, values = config.num_warps * (config.key_warps - 1) * 2048, config.num_warps * 32 * 4
-        # One strip of queries per block: the parts take its place once its scores are there.
+        # If a block has one strip of queries, the parts overwrite Q once the scores exist.
         return (
             Buffer("K", config.block_kv * pitch),
             Buffer("V", config.block_kv * pitch),

@@ -33,7 +33,7 @@ class Fa2ForwardF32(Kernel):
     )
 
     def shared_memory(self, config: Fa2Config, head_dim: int, v_dim: int = 0) -> tuple[Buffer, ...]:
-        """Q, K and V; each row's gap has room for what the split into pairs needs."""
+        """Q, K and V; the gap after each row has room for the split into pairs."""
         pitch, v_pitch = (tile_pitch(n, itemsize=4, pad_to=64) for n in (head_dim, v_dim or head_dim))
         sizes = {"Q": config.block_q * pitch, "K": config.block_kv * pitch, "V": config.block_kv * v_pitch}
         return tuple(Buffer(name, size) for name, size in sizes.items())

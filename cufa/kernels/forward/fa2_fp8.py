@@ -50,12 +50,12 @@ class Fa2ForwardFp8(Float8Kernel):
         return {**super().own_constants(problem), "VALUES_IN_ROWS": problem.values_in_rows}
 
     def reasons(self, problem: Problem) -> tuple[str, ...]:
-        asked = (
+        remark = (
             ""
             if problem.accumulate in ("auto", "tile")
             else f", as accumulate={problem.accumulate!r} saves nothing"
         )
-        return (f"products with V are added after each tile, in float32{asked}",)
+        return (f"products with V are added after each tile, in float32{remark}",)
 
     def order(self, problem: Problem, schedule: Schedule, device: Device, config: Fa2Config) -> Order:
         return query_blocks(problem, schedule)

@@ -60,8 +60,8 @@ def _fa3_config(
 _LONG, _SHORT = 8192, 1024
 
 #: Tilings, and the time each takes for a score when all SMs are busy (H200, relative to the best of its head
-#: dims): with items of equal length; with items of every length; with those from 8k keys on, where wide items are
-#: no longer too uneven; and with those of up to 1k keys, where waiting for a ping-pong slot is no longer hidden.
+#: dims): with items of equal length; with items of every length; with items from 8k keys on, where wide items are
+#: no longer too uneven; with items of up to 1k keys, where waiting for a ping-pong slot is no longer hidden.
 _SLOWNESS = {
     _fa3_config(192, 128, 3, q_stages=2, min_head_dim=8, max_head_dim=64): (1.0, 1.0, 1.0, 1.0),
     _fa3_config(256, 64, 4, q_stages=2, min_head_dim=8, max_head_dim=64): (1.02, 1.0, 1.0, 1.0),
@@ -90,14 +90,14 @@ _CONFIGS = tuple(x for x in _SLOWNESS if x.max_v_dim == MAX_HEAD_DIM)
 
 
 def _expected_time(problem: Problem, config: Fa3Config, num_sms: int) -> float:
-    """In scores of one SM. A config that is not ours (tests, experiments) counts as the best."""
+    """Time of a call, in scores of one SM. A config of tests or experiments counts as the best."""
     heads = problem.batch * problem.heads
     equal, uneven, long, short = _SLOWNESS.get(config, (1.0, 1.0, 1.0, 1.0))
     blocks = Schedule.of(problem, config.block_q, config.block_kv, skip_masked_tiles=True)
     longest = (int(blocks.visits.max()) + ITEM_COST) * config.block_q
     if not problem.later_rows_see_more:  # rounds of equal items
         return longest * -(-blocks.num_q_blocks * heads // num_sms) * config.block_kv * equal
-    # Blocks share out items of every length, whose warpgroups of 64 rows skip each for itself.
+    # Blocks share out items of every length; each warpgroup of 64 rows skips tiles by itself.
     groups = Schedule.of(problem, 64, config.block_kv, skip_masked_tiles=True)
     visited = float(groups.visits.mean()) * groups.num_q_blocks
     work = visited * 64 + blocks.num_q_blocks * ITEM_COST * config.block_q
@@ -106,8 +106,8 @@ def _expected_time(problem: Problem, config: Fa3Config, num_sms: int) -> float:
 
 
 _SM_FLOPS = {64: 4.2e12, 128: 5.5e12, 256: 6e12}
-"""cufa/records of 2026-11-22, 4k full, of 132 SMs: by the largest head dim of the tiles. (On 2026-11-24 4.47e12,
-5.79e12 and 5.93e12.)"""
+"""FLOP/s of one SM by the largest head dim of the tiles: cufa/records of 2026-11-22, 4k full, 132 SMs. (2026-11-24:
+4.47e12, 5.79e12 and 5.93e12.)"""
 
 
 def _entry_bytes(config: Fa3Config) -> int:
@@ -189,7 +189,7 @@ class Fa3Forward(ForwardKernel):
         return int(problem.tiles_are_listed)
 
     def boxes(self, config: Fa3Config) -> dict[str, Box]:
-        """Q of a consumer, or what it has of one head; tiles of K and V; O of a warp."""
+        """Q of a consumer, or the consumer's rows of one head; tiles of K and V; O of a warp."""
         return {
             "q": Box(min(64, config.head_rows)),
             "k": Box(config.page_box or config.block_kv),

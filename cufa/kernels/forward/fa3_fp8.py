@@ -20,7 +20,7 @@ LONG = 65536
 bits."""
 
 _MOST_SMS = 144
-"""Of a GPU of Hopper's: as many thread blocks have float32 sums in the workspace."""
+"""Most SMs of a Hopper GPU: as many thread blocks have float32 sums in the workspace."""
 
 
 def _configs() -> tuple[Fa3Config, ...]:
@@ -94,8 +94,8 @@ class Fa3ForwardFp8(Float8Kernel):
         tiles, by = _added_tiles(problem), "by length" if problem.accumulate == "auto" else "as asked for"
         what = {0: "on the tensor cores, in about 14 bits", 1: "after each tile, in float32"}
         name = {0: "'row'", 1: "'tile'"}.get(tiles, str(tiles))
-        said = what.get(tiles, f"on the tensor cores for {tiles} tiles, then in float32")
-        return (f"products with V are added {said} (accumulate={name}, {by})",)
+        where = what.get(tiles, f"on the tensor cores for {tiles} tiles, then in float32")
+        return (f"products with V are added {where} (accumulate={name}, {by})",)
 
     def order(self, problem: Problem, schedule: Schedule, device: Device, config: Fa3Config) -> Order:
         return persistent(problem, schedule, device)
@@ -104,8 +104,8 @@ class Fa3ForwardFp8(Float8Kernel):
 def _added_tiles(problem: Problem) -> int:
     """Tiles that tensor cores add before float32 does; 0: all of a row."""
     by_length = "tile" if problem.seqlen_k >= LONG else "row"
-    asked = by_length if problem.accumulate == "auto" else problem.accumulate
-    if asked in ("row", "tile"):
-        return int(asked == "tile")
+    choice = by_length if problem.accumulate == "auto" else problem.accumulate
+    if choice in ("row", "tile"):
+        return int(choice == "tile")
     # With more columns, or a soft cap, registers do not suffice; one tile is as exact.
-    return int(asked) if problem.head_dim <= 128 and problem.softcap is None else 1
+    return int(choice) if problem.head_dim <= 128 and problem.softcap is None else 1

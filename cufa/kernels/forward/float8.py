@@ -13,8 +13,8 @@ from ..config import Launch, Split
 
 
 class Float8Kernel(Kernel):
-    """Inputs of e4m3 with scales, results of 16 bits. Kernels read transposed values: values in rows are transposed
-    by a launch before."""
+    """Inputs of e4m3 with scales, results of 16 bits. Kernels read transposed values: an earlier launch transposes
+    values in rows."""
 
     dtypes = ("float8_e4m3",)
     out_dtypes = ("float16", "bfloat16")
