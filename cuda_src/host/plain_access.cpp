@@ -1,6 +1,6 @@
 // Checked mode: plain C++ loads and stores of a kernel. Only the kernel is compiled with -fsanitize=thread, and its code calls
-// these functions before each access. They check accesses to shared memory and to arrays as primitives do, and ignore a thread's
-// own stack and loads outside of every array, such as those of parameters. A store there would destroy the executor's own memory:
+// these functions before each access. They check accesses to shared memory and to arrays as primitives do. They ignore a thread's
+// own stack, and loads outside of every array, such as parameters. A store there would destroy the executor's own memory:
 // the block is abandoned first.
 #include "host/runtime.h"
 

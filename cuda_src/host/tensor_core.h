@@ -12,7 +12,7 @@ struct Warp;
 class ProductQueue {
  public:
   // `guard`: keep D and leave poison in its place until the product is executed. A kernel that forgets mma_fence() then computes
-  // NaN, or is found out when it writes.
+  // NaN, or is reported when it writes.
   void push(int lane, Format format, float* d, const u32* a, u32 b0, u32 b1, bool guard, Site site);
   // All lanes are at a common point: multiply in order.
   void execute(Block& block, Warp& warp);

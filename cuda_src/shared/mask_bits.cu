@@ -2,7 +2,7 @@
 // printed before this file by cufa/build/score_text.py; 0: the query sees the key. transpose_bits: by key, from bits by row.
 //
 // A warp makes a square of 32 rows and 32 keys. Its lane computes a key's bits for all rows, so that arrays are read along keys;
-// five exchanges of half the bits turn the square.
+// five exchanges of half the bits transpose the square.
 #include "primitives/primitives.cuh"
 #include "shared/score_params.cuh"
 

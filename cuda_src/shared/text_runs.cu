@@ -1,5 +1,5 @@
-// The runs of rows that hide each key if several texts are concatenated in a stream of tokens, from lengths on the GPU that the
-// host does not read. cufa/masks/streams.py computes the same on the host.
+// The runs of rows that hide each key if a stream of tokens has several texts. The lengths of the texts are on the GPU, and the
+// host does not read them. cufa/masks/streams.py computes the same on the host.
 //
 // Each warp sums the lengths of a sequence, 32 at a time, until the sum passes its own keys.
 #include "primitives/primitives.cuh"

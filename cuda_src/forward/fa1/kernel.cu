@@ -1,8 +1,8 @@
 // FlashAttention, forward pass, 16-bit inputs: Algorithm 1 of
 //   Dao, Fu, Ermon, Rudra, Re: "FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness", 2022,
-// as published: the outer loop runs over key blocks, the inner loop over query blocks. Each query block's O, l and m therefore go
-// to device memory and come back once per key block, O is divided by l at every step, and a thread block owns a whole head: the
-// grid is batch x heads.
+// as published: the outer loop runs over key blocks, the inner loop over query blocks. So each query block's O, l and m go to
+// device memory and come back once per key block. O is divided by l at every step. A thread block owns a whole head: the grid
+// is batch x heads.
 //
 //   Algorithm 1                                      here
 //   l.1   block sizes Bc, Br                         BLOCK_KV, BLOCK_Q

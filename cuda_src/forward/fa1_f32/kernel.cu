@@ -1,7 +1,7 @@
 // FlashAttention, forward pass, float32 inputs: Algorithm 1 of
 //   Dao, Fu, Ermon, Rudra, Re: "FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness", 2022,
-// as published. forward/fa1/kernel.cu is the same for 16-bit inputs and explains the loops, the workspace, the mask and the keys
-// that are split over the warps of a group. Products are made of pairs of float16 (mma/half_pair.cuh), with TF32 of their leading
+// as published. forward/fa1/kernel.cu is the kernel for 16-bit inputs. It explains the loops, the workspace, the mask, and how
+// the warps of a group split the keys. Products are made of pairs of float16 (mma/half_pair.cuh); with TF32, of their leading
 // halves alone.
 //
 //   Algorithm 1                                      here

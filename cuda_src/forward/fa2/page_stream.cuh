@@ -1,4 +1,4 @@
-// TileStream over keys in a cache: a page is looked up for each row that a thread copies.
+// TileStream over keys in a cache: a thread finds the page of each row that it copies in the block table.
 #pragma once
 #include "forward/fa2/shape.cuh"
 

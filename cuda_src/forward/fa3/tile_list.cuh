@@ -1,7 +1,7 @@
 // Which tiles a query block visits if its mask is irregular or lengths are read on the device, and the descriptor of each
 // tile. A tile is skipped if no row of the block sees a key of it. The descriptor of a visited tile says for each consumer
-// whether its 64 rows see some score of the tile, and whether they see all of them, which needs no mask. The list is written
-// by lister.cuh.
+// whether its 64 rows see some score of the tile, and whether they see all scores: then no mask is needed. lister.cuh writes
+// the list.
 #pragma once
 #include "forward/fa3/memory.cuh"
 #include "forward/query_block.cuh"
