@@ -38,11 +38,11 @@ class Loop:
 
 def loops_of(count: int, jumps: Iterable[Jump]) -> tuple[Loop, ...]:
     """Natural loops of ``count`` instructions, by head; loops with the same head are merged."""
-    found = list(jumps)
-    starts = _starts(count, found)
+    listed = list(jumps)
+    starts = _starts(count, listed)
     block_of = {start: number for number, start in enumerate(starts)}
     ends = [*(start - 1 for start in starts[1:]), count - 1]
-    after = _successors(count, found, block_of, ends)
+    after = _successors(count, listed, block_of, ends)
     before: list[list[int]] = [[] for _ in starts]
     for block, targets in enumerate(after):
         for target in targets:
@@ -61,22 +61,22 @@ def loops_of(count: int, jumps: Iterable[Jump]) -> tuple[Loop, ...]:
 
 def _starts(count: int, jumps: Sequence[Jump]) -> list[int]:
     """First instructions of basic blocks."""
-    found = {0} | {jump.index + 1 for jump in jumps} | {j.target for j in jumps if j.target is not None}
-    return sorted(n for n in found if 0 <= n < count)
+    starts = {0} | {jump.index + 1 for jump in jumps} | {j.target for j in jumps if j.target is not None}
+    return sorted(n for n in starts if 0 <= n < count)
 
 
 def _successors(
     count: int, jumps: Sequence[Jump], block_of: dict[int, int], ends: Sequence[int]
 ) -> list[list[int]]:
     jump_at = {jump.index: jump for jump in jumps}
-    found = []
+    successors = []
     for end in ends:
         jump = jump_at.get(end)
         targets = [] if jump is None or jump.target is None else [jump.target]
         if (jump is None or not jump.always) and end + 1 < count:
             targets.append(end + 1)
-        found.append([block_of[target] for target in targets if target in block_of])
-    return found
+        successors.append([block_of[target] for target in targets if target in block_of])
+    return successors
 
 
 def _dominators(after: Sequence[Sequence[int]], before: Sequence[Sequence[int]]) -> dict[int, set[int]]:
@@ -87,35 +87,35 @@ def _dominators(after: Sequence[Sequence[int]], before: Sequence[Sequence[int]])
             if target not in reached:
                 reached.add(target)
                 pending.append(target)
-    found = {block: set(reached) for block in reached}
-    found[0] = {0}
+    dominators = {block: set(reached) for block in reached}
+    dominators[0] = {0}
     changed = True
     while changed:
         changed = False
         for block in sorted(reached - {0}):
-            now = set.intersection(*(found[b] for b in before[block] if b in reached)) | {block}
-            if now != found[block]:
-                found[block], changed = now, True
-    return found
+            now = set.intersection(*(dominators[b] for b in before[block] if b in reached)) | {block}
+            if now != dominators[block]:
+                dominators[block], changed = now, True
+    return dominators
 
 
 def _body(tail: int, head: int, before: Sequence[Sequence[int]]) -> set[int]:
     """Blocks from which ``tail`` is reached without passing ``head``."""
-    found, pending = {head, tail}, [tail] if tail != head else []
+    body, pending = {head, tail}, [tail] if tail != head else []
     while pending:
         for block in before[pending.pop()]:
-            if block not in found:
-                found.add(block)
+            if block not in body:
+                body.add(block)
                 pending.append(block)
-    return found
+    return body
 
 
 def _stretches(blocks: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     """First and last index of each run of adjacent blocks."""
-    found: list[tuple[int, int]] = []
+    stretches: list[tuple[int, int]] = []
     for first, last in blocks:
-        if found and found[-1][1] + 1 == first:
-            found[-1] = found[-1][0], last
+        if stretches and stretches[-1][1] + 1 == first:
+            stretches[-1] = stretches[-1][0], last
         else:
-            found.append((first, last))
-    return tuple(found)
+            stretches.append((first, last))
+    return tuple(stretches)

@@ -88,8 +88,8 @@ class Code:
     @functools.cached_property
     def files(self) -> dict[str, int]:
         """Instructions of each file, its own or of functions inlined from there: most first, then by name."""
-        found = Counter(f for i in self.instructions for f in {place.file for place in i.places})
-        return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+        counts = Counter(f for i in self.instructions for f in {place.file for place in i.places})
+        return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
     def kinds(self) -> dict[str, int]:
         return _counted(self.instructions)
@@ -106,7 +106,7 @@ class Code:
             line = instruction.line_in(file)
             if line is not None:
                 by_line.setdefault(line, []).append(instruction)
-        return {line: _line_cost(line, found) for line, found in sorted(by_line.items())}
+        return {line: _line_cost(line, instructions) for line, instructions in sorted(by_line.items())}
 
     def of_line(self, file: str, line: int) -> list[Instruction]:
         """The instructions of a line, in program order."""
@@ -116,8 +116,8 @@ class Code:
     def product_loops(self) -> list[Loop]:
         """Loops with products outside of their inner loops: in an attention kernel the loops over tiles, and the loop
         over work items around them."""
-        found = {self._innermost(n) for n, i in enumerate(self.instructions) if i.kind == "tensor"}
-        return sorted(filter(None, found), key=lambda loop: loop.head)
+        loops = {self._innermost(n) for n, i in enumerate(self.instructions) if i.kind == "tensor"}
+        return sorted(filter(None, loops), key=lambda loop: loop.head)
 
     def tile_loops(self, file: str = "") -> list[LoopCost]:
         """The cost of one pass of each of :attr:`product_loops`, without loops inside it. ``file``: whose lines locate
@@ -151,7 +151,7 @@ class Code:
     # --- Kept on disk -------------------------------------------------------------------------------------
 
     def as_json(self) -> dict[str, Any]:
-        """As JSON; each chain of places is stored once."""
+        """The code as JSON; each chain of places is stored once."""
         chains: dict[tuple[Place, ...], int] = {}
         rows = [[i.text, i.kind, chains.setdefault(i.places, len(chains)), i.live] for i in self.instructions]
         return {
@@ -171,14 +171,14 @@ class Code:
         return cls(tuple(rows), tuple(loops))
 
 
-def _line_cost(line: int, found: list[Instruction]) -> LineCost:
-    live = max((i.live for i in found if i.live is not None), default=None)
-    return LineCost(line, len(found), _counted(found), live)
+def _line_cost(line: int, instructions: list[Instruction]) -> LineCost:
+    live = max((i.live for i in instructions if i.live is not None), default=None)
+    return LineCost(line, len(instructions), _counted(instructions), live)
 
 
-def _counted(found: Iterable[Instruction]) -> dict[str, int]:
+def _counted(instructions: Iterable[Instruction]) -> dict[str, int]:
     """Instructions by kind, in the order of :data:`KINDS`."""
-    counts = Counter(i.kind for i in found)
+    counts = Counter(i.kind for i in instructions)
     return {kind: counts[kind] for kind in KINDS if counts[kind]}
 
 
@@ -208,9 +208,9 @@ _GROUP_ROWS, _GROUP_WARPS = 64, 4
 def flops_of(text: str) -> int:
     """Floating-point operations of one warp's share of a product instruction; 0 for anything else."""
     for pattern, known in _SHAPES:
-        found = pattern.search(text)
-        if found:
-            size = {**dict(known), **{name: int(value) for name, value in found.groupdict().items()}}
+        match = pattern.search(text)
+        if match:
+            size = {**dict(known), **{name: int(value) for name, value in match.groupdict().items()}}
             whole = 2 * size["m"] * size["n"] * size["k"]
             return whole // _GROUP_WARPS if size["m"] == _GROUP_ROWS else whole
     return 0

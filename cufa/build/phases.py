@@ -160,19 +160,19 @@ def intervals(logs: Logs, unit: float = 1.0) -> npt.NDArray[Any]:
     A phase lasts until the warp's next phase. Products in flight last until the warp knows that they are complete. If
     the log lost its last stamps, open intervals end at the last stamp that was kept.
     """
-    found: list[tuple[Any, ...]] = []
+    rows: list[tuple[Any, ...]] = []
     starts: dict[int, int] = {}
     for sm, start in zip(logs.heads["sm"].tolist(), logs.heads["start_clock"].tolist(), strict=True):
         starts[sm] = min(start, starts.get(sm, start))
     for index, stamps in enumerate(logs.stamps):
         clocks = (logs.clocks(index) - starts[int(logs.heads[index]["sm"])]) / unit
-        found += _log_intervals(index, clocks.tolist(), stamps["code"].tolist())
-    result = np.array(found, INTERVAL)
+        rows += _log_intervals(index, clocks.tolist(), stamps["code"].tolist())
+    result = np.array(rows, INTERVAL)
     return result[np.lexsort((result["begin"], result["log"]))]
 
 
 def _log_intervals(index: int, clocks: list[float], codes: list[int]) -> list[tuple[Any, ...]]:
-    found: list[tuple[Any, ...]] = []
+    rows: list[tuple[Any, ...]] = []
     flying: dict[int, list[tuple[int, int, float]]] = {}
     item, open_since, phase, number, of = -1, 0.0, 0, 0, -1  # `of`: the work item of the open phase
     for clock, code in zip(clocks, codes, strict=True):
@@ -186,17 +186,17 @@ def _log_intervals(index: int, clocks: list[float], codes: list[int]) -> list[tu
             same_kind = flying.get(kind & ~_LANDED)
             if same_kind:
                 tile, of_item, since = same_kind.pop(0)
-                found.append((index, kind & ~_LANDED, True, tile, of_item, since, clock))
+                rows.append((index, kind & ~_LANDED, True, tile, of_item, since, clock))
         else:
             if phase:
-                found.append((index, phase, False, number, of, open_since, clock))
+                rows.append((index, phase, False, number, of, open_since, clock))
             phase, number, open_since, of = kind, about, clock, item
     last = clocks[-1] if clocks else 0.0
     if phase:
-        found.append((index, phase, False, number, of, open_since, last))
+        rows.append((index, phase, False, number, of, open_since, last))
     for product, pending in flying.items():
-        found += [(index, product, True, tile, of_item, since, last) for tile, of_item, since in pending]
-    return found
+        rows += [(index, product, True, tile, of_item, since, last) for tile, of_item, since in pending]
+    return rows
 
 
 def visited(found: npt.NDArray[Any]) -> dict[int, dict[int, list[int]]]:
@@ -213,39 +213,39 @@ def visited(found: npt.NDArray[Any]) -> dict[int, dict[int, list[int]]]:
 
 def mistakes(logs: Logs) -> list[str]:
     """Errors and omissions in the logs of a kernel, one sentence each."""
-    found = []
+    sentences = []
     if logs.refused:
-        found.append(
+        sentences.append(
             f"{logs.refused} warps kept no log, because all logs were taken: their phases are missing"
         )
     if logs.lost:
         full = int((logs.heads["stamps"] > [len(x) for x in logs.stamps]).sum())
-        found.append(
+        sentences.append(
             f"{logs.lost} stamps were lost, because {full} logs were full: the end of these logs is missing"
         )
     for index, (head, stamps) in enumerate(zip(logs.heads, logs.stamps, strict=True)):
         name = f"block {head['thread_block']} warp {head['warp']}"
         if not head["stamps"]:
-            found.append(f"{name} never closed its log")
+            sentences.append(f"{name} never closed its log")
         if head["stamps"] > len(stamps) or not len(stamps):
             continue
         if stamps["code"][-1] >> 24:
-            found.append(f"{name} ends in {_name(int(stamps['code'][-1]))}")
+            sentences.append(f"{name} ends in {_name(int(stamps['code'][-1]))}")
         if logs.clocks(index)[-1] > int(head["end_clock"]):
-            found.append(f"{name} has stamps after its end: its clock wrapped, or went back")
+            sentences.append(f"{name} has stamps after its end: its clock wrapped, or went back")
         flying: dict[int, int] = {}
         for code in stamps["code"].tolist():
             kind = code >> 24
             if kind & ~(_IN_FLIGHT | _LANDED) >= len(PHASES):
-                found.append(f"{name} has a stamp {code:#010x}, which is no phase")
+                sentences.append(f"{name} has a stamp {code:#010x}, which is no phase")
             elif kind & _IN_FLIGHT:
                 flying[kind & ~_IN_FLIGHT] = flying.get(kind & ~_IN_FLIGHT, 0) + 1
             elif kind & _LANDED:
                 flying[kind & ~_LANDED] = flying.get(kind & ~_LANDED, 0) - 1
                 if flying[kind & ~_LANDED] < 0:
-                    found.append(f"{name} awaits {_name(code)}, which is not in flight")
-        found += [f"{name} ends with {PHASES[p]} in flight" for p, n in flying.items() if n > 0]
-    return found
+                    sentences.append(f"{name} awaits {_name(code)}, which is not in flight")
+        sentences += [f"{name} ends with {PHASES[p]} in flight" for p, n in flying.items() if n > 0]
+    return sentences
 
 
 def _name(code: int) -> str:

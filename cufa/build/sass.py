@@ -55,9 +55,9 @@ def find_nvdisasm() -> str | None:
     """The file nvdisasm: in NVIDIA's Python packages, or on the path."""
     spec = importlib.util.find_spec("nvidia")
     for root in () if spec is None else spec.submodule_search_locations or ():
-        found = sorted(Path(root).glob("*/bin/nvdisasm"), reverse=True)
-        if found:
-            return str(found[0])
+        tools = sorted(Path(root).glob("*/bin/nvdisasm"), reverse=True)
+        if tools:
+            return str(tools[0])
     return shutil.which("nvdisasm")
 
 
@@ -87,36 +87,36 @@ def _run(command: list[str]) -> str:
 def parse_sass(with_lines: str, with_live: str = "") -> dict[str, Code]:
     """The entries in the output of ``nvdisasm -c -gi`` and ``nvdisasm -c -lrm count``."""
     live = _live_registers(with_live)
-    found: dict[str, Code] = {}
+    codes: dict[str, Code] = {}
     for name, body in _sections(with_lines).items():
-        found[name] = _entry(name, body, live)
-    return found
+        codes[name] = _entry(name, body, live)
+    return codes
 
 
 def _sections(text: str) -> dict[str, list[str]]:
     """Lines of each kernel's code."""
-    found: dict[str, list[str]] = {}
+    sections: dict[str, list[str]] = {}
     name = ""
     for line in text.splitlines():
         if section := _SECTION.match(line):
             name = section[1]
-            found[name] = []
+            sections[name] = []
         elif name:
-            found[name].append(line)
-    return found
+            sections[name].append(line)
+    return sections
 
 
 def _live_registers(text: str) -> dict[tuple[str, str], int]:
     """General registers by kernel and offset."""
-    found = {}
+    counts = {}
     for name, body in _sections(text).items():
         for line in body:
             code, _, columns = line.partition(";")
             offset = re.match(r"\s+/\*([0-9a-f]{4,})\*/", code)
             count = _LIVE.search(columns)
             if offset and count:
-                found[name, offset[1]] = int(count[1] or 0)
-    return found
+                counts[name, offset[1]] = int(count[1] or 0)
+    return counts
 
 
 def _entry(name: str, body: list[str], live: dict[tuple[str, str], int]) -> Code:
@@ -131,15 +131,15 @@ def _entry(name: str, body: list[str], live: dict[tuple[str, str], int]) -> Code
                 here = ()
             here = here + tuple(p for p in _places(line) if p not in here)
             is_first = False
-        elif found := _LABEL.match(line):
-            labels[found[1]] = len(instructions)
-        elif found := _INSTRUCTION.match(line):
+        elif match := _LABEL.match(line):
+            labels[match[1]] = len(instructions)
+        elif match := _INSTRUCTION.match(line):
             is_first = True
-            text = found["text"]
+            text = match["text"]
             if jump := _JUMP.search(text):
                 jumps.append((len(instructions), jump[1]))
             instructions.append(
-                Instruction(text, kind_of(text, _KINDS), here, live.get((name, found["offset"])))
+                Instruction(text, kind_of(text, _KINDS), here, live.get((name, match["offset"])))
             )
     while instructions and instructions[-1].text == "NOP":  # padding of the section
         instructions.pop()
@@ -196,13 +196,13 @@ def listing(variant: Variant) -> Listing:
     """
     report = static_compile(variant.source, variant.constants, variant.arch, line_info=True)
     try:
-        found, missing = disassemble(report.cubin), None
+        sass, missing = disassemble(report.cubin), None
     except MissingDisassemblerError as error:
-        found, missing = {}, str(error)
+        sass, missing = {}, str(error)
     launched = {x.entry for x in variant.launches}  # the file may define entries for other problems
     ptx = parse_ptx(report.ptx)
     return Listing(
         {name: code for name, code in ptx.items() if name in launched},
-        {name: code for name, code in found.items() if name in launched},
+        {name: code for name, code in sass.items() if name in launched},
         missing,
     )

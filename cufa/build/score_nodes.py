@@ -169,8 +169,8 @@ class Nodes:
         return self.nodes[x].level if isinstance(x, int) else UNIFORM
 
     def _load(self, array: int, places: Sequence[int]) -> int:
-        """Advances the array's pointer first by what is the same for all scores, then by terms of the row, then by
-        terms of the score, then by the sum of the column's terms."""
+        """Advances the array's pointer by terms that all scores share, by the row's terms, by the score's, and last by
+        the sum of the column's."""
         form = self.e.arrays[array]
         scalar, indexes = _SCALARS[form.dtype], self._indexes(array, places)
         pointer = f"const {scalar}*"

@@ -49,11 +49,11 @@ def operations(problem: Problem, folds: bool) -> dict[str, list[str]]:
     e = problem.score.expression
     nodes = Nodes(problem.score, with_floats(e, problem.score.bounds(*sizes)), sizes[:2], folds)
     level_names = {UNIFORM: "call", ROW: "query", COLUMN: "key"}
-    found: dict[str, list[str]] = {name: [] for name in (*level_names.values(), "score")}
+    texts: dict[str, list[str]] = {name: [] for name in (*level_names.values(), "score")}
     for node in (nodes[n] for n in nodes.needed(nodes.results[:1])):
         if node.text not in _INPUTS:
-            found[level_names.get(node.level, "score")].append(node.text)
-    return found
+            texts[level_names.get(node.level, "score")].append(node.text)
+    return texts
 
 
 _INPUTS = ("b", "h", "i", "j", "delta", "x", "i_float", "j_float")
@@ -70,8 +70,8 @@ def change_text(
 @functools.lru_cache(64)
 def _text(change: ScoreChange, folds: bool, batch: int, heads: int, seqlen_q: int, seqlen_k: int) -> str:
     e = change.differentiated
-    found = change.bounds(batch, heads, seqlen_q + _PADDING, seqlen_k + _PADDING, e)
-    return _ScoreText(Nodes(change, with_floats(e, found), (batch, heads), folds)).text()
+    bounds = change.bounds(batch, heads, seqlen_q + _PADDING, seqlen_k + _PADDING, e)
+    return _ScoreText(Nodes(change, with_floats(e, bounds), (batch, heads), folds)).text()
 
 
 class _ScoreText:

@@ -1,8 +1,8 @@
 """Machine code without a GPU: NVRTC compiles for any architecture, no driver needed, and its log is read.
 
 NVRTC is called through ``cuda.bindings`` with the very options of :func:`cufa.build.compiler.nvrtc_options`,
-so that registers are those of the kernel that runs. What ptxas only mentions in its log (a spill, a stack
-frame, an instruction it ignored) becomes a finding here.
+so that register counts are those of the kernel that runs. Notes in ptxas's log (a spill, a stack frame, an
+instruction it ignored) become findings here.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _USED = re.compile(r"Used (?P<registers>\d+) registers(, used (?P<barriers>\d+) 
 _SHARED = re.compile(r"(\d+) bytes smem")
 _WARNING = re.compile(r": warning #|^ptxas warning")
 
-#: Messages of ptxas that are no warnings: "(C7508) 'setmaxnreg' ignored", "(C7510) wgmma serialized", ".minnctapersm
-#: will be ignored". Each one changes the kernel against its author's intent.
+#: Messages of ptxas without the word warning: "(C7508) 'setmaxnreg' ignored", "(C7510) wgmma serialized",
+#: ".minnctapersm will be ignored". Each one changes the kernel against its author's intent.
 _PTXAS_TROUBLE = re.compile(r"\b(ignored|serialized)\b|^ptxas (warning|error|fatal)", re.IGNORECASE)
 
 
@@ -172,23 +172,23 @@ def parse_log(log: str) -> tuple[EntryReport, ...]:
     precedes them: their spills are its spills."""
     entries: list[EntryReport] = []
     for line in log.splitlines():
-        if found := _ENTRY.search(line):
-            entries.append(EntryReport(found["name"]))
+        if match := _ENTRY.search(line):
+            entries.append(EntryReport(match["name"]))
         elif not entries:
             continue
-        elif found := _STACK.search(line):
+        elif match := _STACK.search(line):
             entries[-1] = dataclasses.replace(
                 entries[-1],
-                stack_bytes=entries[-1].stack_bytes + int(found["stack"]),
-                spill_store_bytes=entries[-1].spill_store_bytes + int(found["stores"]),
-                spill_load_bytes=entries[-1].spill_load_bytes + int(found["loads"]),
+                stack_bytes=entries[-1].stack_bytes + int(match["stack"]),
+                spill_store_bytes=entries[-1].spill_store_bytes + int(match["stores"]),
+                spill_load_bytes=entries[-1].spill_load_bytes + int(match["loads"]),
             )
-        elif found := _USED.search(line):
+        elif match := _USED.search(line):
             shared = _SHARED.search(line)
             entries[-1] = dataclasses.replace(
                 entries[-1],
-                registers=int(found["registers"]),
-                barriers=int(found["barriers"] or 0),
+                registers=int(match["registers"]),
+                barriers=int(match["barriers"] or 0),
                 static_shared_bytes=int(shared[1]) if shared else 0,
             )
     return tuple(sorted(entries, key=lambda entry: entry.name))
@@ -238,9 +238,9 @@ def _compile(nvrtc: Any, unit: str, options: tuple[str, ...]) -> tuple[str, byte
 def _got(nvrtc: Any, program: Any, what: str) -> bytes:
     """The program's "ProgramLog", "PTX" or "CUBIN"."""
     (size,) = _check(nvrtc, getattr(nvrtc, f"nvrtcGet{what}Size")(program))
-    found = bytearray(size)
-    _check(nvrtc, getattr(nvrtc, f"nvrtcGet{what}")(program, found))
-    return bytes(found)
+    content = bytearray(size)
+    _check(nvrtc, getattr(nvrtc, f"nvrtcGet{what}")(program, content))
+    return bytes(content)
 
 
 def _check(nvrtc: Any, answer: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -48,7 +48,7 @@ def cache_command(action: str, as_json: bool) -> None:
 
 
 def places() -> list[tuple[str, Path, tuple[str, ...]]]:
-    """What is kept, the folder, and the endings of the files that count; none: all files, also in folders below."""
+    """(contents, folder, endings of the files that count); no endings: all files, also in folders below."""
     home, named = Path(os.path.expanduser("~")), os.environ.get
     cupy = Path(named("CUPY_CACHE_DIR") or home / ".cupy" / "kernel_cache")
     return [

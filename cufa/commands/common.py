@@ -255,7 +255,7 @@ def _decode(options: dict[str, Any]) -> Problem:
     )  # fmt: skip
 
 
-#: By operation: a problem of one shape.
+#: For each operation, the function that makes a problem of one shape.
 _MAKERS: dict[str, Callable[[dict[str, Any]], Problem]] = {
     "forward": _forward,
     "decode": _decode,

@@ -46,12 +46,12 @@ def _head_dims(
 
 def _shapes(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> list[Any]:
     """Shapes of q and k, from text such as "1,32/8,4096,128"."""
-    found = [re.fullmatch(r"(\d+),(\d+)(?:/(\d+))?,(\d+),(\d+)", value) for value in values]
-    if None in found:
+    matches = [re.fullmatch(r"(\d+),(\d+)(?:/(\d+))?,(\d+),(\d+)", value) for value in values]
+    if None in matches:
         raise click.BadParameter(
             "a shape is batch,heads,seqlen,head_dim, such as 1,32,4096,128 or 1,32/8,4096,128"
         )
-    sizes = [[int(x) for x in shape.groups(shape[2])] for shape in found if shape]
+    sizes = [[int(x) for x in shape.groups(shape[2])] for shape in matches if shape]
     return [((b, heads, s, d), (b, kv_heads, s, d)) for b, heads, kv_heads, s, d in sizes]
 
 
@@ -159,9 +159,9 @@ def _compile_ahead(
     files = []
     for (q, k), device, make in itertools.product(shapes, devices, (plan, plan_backward)):
         try:
-            found = make(q, k, device=device, **options)
-            common.stderr().print(f"{found.spec.name}, {found.problem}", markup=False, soft_wrap=True)
-            files.append(ahead.compile(found, into))
+            call_plan = make(q, k, device=device, **options)
+            common.stderr().print(f"{call_plan.spec.name}, {call_plan.problem}", markup=False, soft_wrap=True)
+            files.append(ahead.compile(call_plan, into))
         except ValueError as error:
             raise click.UsageError(str(error)) from None
         except (MissingCompilerError, OSError) as error:
@@ -185,11 +185,11 @@ def _verdict(builds: list[Build]) -> str:
 
 
 def _list(variant: Variant, as_json: bool) -> None:
-    found = take_apart(variant)
+    code = take_apart(variant)
     if as_json:
-        common.print_json(listing_record(variant, found))
+        common.print_json(listing_record(variant, code))
     else:
-        print_listing(variant, found)
+        print_listing(variant, code)
 
 
 def _with_progress(wanted: Sequence[Variant], jobs: int) -> list[Build]:
@@ -204,7 +204,7 @@ def _with_progress(wanted: Sequence[Variant], jobs: int) -> list[Build]:
 
 
 def _print_warnings(builds: Sequence[Build]) -> None:
-    """Warnings of the compiler, each once. A warning is no failure: newer compilers warn of more."""
+    """Warnings of the compiler, each once. A warning does not fail: newer compilers warn of more."""
     reports = (build.report for build in builds if build.report is not None)
     for warning in dict.fromkeys(warning for report in reports for warning in report.warnings):
         common.stderr().print(warning, style="yellow", markup=False, soft_wrap=True)
@@ -227,9 +227,9 @@ def _print_findings(bad: Sequence[Build]) -> None:
 
 
 def _print_tables(builds: Sequence[Build]) -> None:
-    """One table per architecture, memory in bytes. Builds of one config that differ in what they are given
-    (elements, mask, soft cap, width of copies, kind of cache) or in their trace share a row, which shows the range
-    of their registers and the least of their occupancies."""
+    """One table per architecture, memory in bytes. Builds of one config share a row, whatever their elements,
+    mask, soft cap, width of copies, kind of cache and trace. The row shows the range of their registers and their
+    lowest occupancy."""
     console = common.stdout(180)  # every row on one line
     by_arch: dict[str, dict[tuple[str, str, str], list[BuiltEntry]]] = {}
     for build in builds:

@@ -141,13 +141,13 @@ def _execute(
 
 def _tolerances(expected: Results, unfused: Results) -> dict[str, float]:
     """By result: the largest error that rounding explains."""
-    found = {}
+    tolerances = {}
     for name, exact in expected.items():
         rounding = float(ml_dtypes.finfo(unfused[name].dtype).eps) + _OF_SUMS
         largest = float(np.abs(exact[np.isfinite(exact)]).max(initial=0.0))
-        found[name] = _TIMES * _largest(unfused[name], exact) + rounding * largest
-        found[name] += _OF_LSE if name == "lse" else 0.0
-    return found
+        tolerances[name] = _TIMES * _largest(unfused[name], exact) + rounding * largest
+        tolerances[name] += _OF_LSE if name == "lse" else 0.0
+    return tolerances
 
 
 @np.errstate(all="ignore")
@@ -184,10 +184,10 @@ def _unfused(problem: Problem, q: Any, k: Any, v: Any, dout: Any) -> Results:
     P = rounded(P / np.where(total == 0, 1, total))
     dP = rounded(product(dO, V.mT))
     dS = rounded(P * (dP - (P * dP).sum(axis=-1, keepdims=True)) * slope * np.float32(problem.scale))
-    found = {
+    results = {
         "out": product(P, V), "dq": product(dS, K), "dk": sums(product(dS.mT, Q)), "dv": sums(product(P.mT, dO))
     }  # fmt: skip
-    return {name: x.astype(q.dtype) for name, x in found.items()} | {"lse": lse}
+    return {name: x.astype(q.dtype) for name, x in results.items()} | {"lse": lse}
 
 
 def _config(tiles: str | None, problem: Problem, algorithm: str, arch: str) -> TileConfig | None:
@@ -204,11 +204,11 @@ def _config(tiles: str | None, problem: Problem, algorithm: str, arch: str) -> T
     return named[tiles.replace("×", "x")]
 
 
-def _largest(found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> float:
+def _largest(result: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> float:
     """The largest absolute error; NaN if the result holds NaN. Equal infinities (rows that see nothing) agree."""
     with np.errstate(invalid="ignore"):
-        difference = np.abs(found.astype(np.float64) - expected)
-    return float(np.where(found == expected, 0.0, difference).max())
+        difference = np.abs(result.astype(np.float64) - expected)
+    return float(np.where(result == expected, 0.0, difference).max())
 
 
 def _inputs(problem: Problem) -> list[np.ndarray[Any, Any]]:
@@ -286,7 +286,7 @@ def _recorded(as_json: bool) -> None:
         return
     console = common.stdout(180)  # every row on one line
     console.print(document["about"], markup=False)
-    console.print("Of one visited tile; --json has what query blocks, key blocks and thread blocks add.")
+    console.print("Counters of one visited tile; --json also has those of query, key and thread blocks.")
     shown = common.table(["kernel, tiles, head dim"], (name.replace("_", "\n") for name in _COUNTED))
     for kernel, entry in document["kernels"].items():
         for build in entry["configs"]:

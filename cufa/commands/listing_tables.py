@@ -13,15 +13,15 @@ from .common import stderr, stdout, table
 _MOST_LINES = 30
 
 
-def listing_record(variant: Variant, found: Listing) -> dict[str, Any]:
+def listing_record(variant: Variant, listing: Listing) -> dict[str, Any]:
     """Everything, for --json: per entry and language its loops, and its lines in the kernel's own file."""
     own = variant.source
-    languages = {"ptx": found.ptx, "sass": found.sass}
+    languages = {"ptx": listing.ptx, "sass": listing.sass}
     entries = {
         name: {entry: _code_record(code, own) for entry, code in codes.items()}
         for name, codes in languages.items()
     }
-    return {"build": str(variant), "missing": found.missing, **entries}
+    return {"build": str(variant), "missing": listing.missing, **entries}
 
 
 def _code_record(code: Code, own: str) -> dict[str, Any]:
@@ -40,13 +40,13 @@ def _code_record(code: Code, own: str) -> dict[str, Any]:
     }
 
 
-def print_listing(variant: Variant, found: Listing) -> None:
+def print_listing(variant: Variant, listing: Listing) -> None:
     """SASS where there is a disassembler, else PTX and what to install."""
     own = variant.source
     stderr().print(str(variant), markup=False)
-    if found.missing:
-        stderr().print(f"PTX only: {found.missing}", markup=False, soft_wrap=True)
-    for entry, code in (found.sass or found.ptx).items():
+    if listing.missing:
+        stderr().print(f"PTX only: {listing.missing}", markup=False, soft_wrap=True)
+    for entry, code in (listing.sass or listing.ptx).items():
         shown = table([f"of {own}"], ["instructions", "live", *KINDS], entry, no_wrap=True)
         shown.pad_edge = False
         shown.add_row("whole kernel", f"{len(code.instructions):,}", _live(code.live), *_kinds(code.kinds()))

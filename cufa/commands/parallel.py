@@ -60,11 +60,11 @@ def plan_command(as_json: bool, **options: Any) -> None:
 
     Exit codes: 0 done; 2 wrong usage.
     """
-    found = _plan(options)
+    prediction = _plan(options)
     if as_json:
-        print_json(_row(found))
+        print_json(_row(prediction))
     else:
-        stdout().print(str(found), markup=False, soft_wrap=True)
+        stdout().print(str(prediction), markup=False, soft_wrap=True)
 
 
 @parallel_command.command("bench")
@@ -91,11 +91,11 @@ def bench_command(one_process: bool, as_json: bool, **options: Any) -> None:
             Exit.MISSING,
             f"needs {ranks} GPUs, of which {count} are here; `cufa parallel plan` predicts without any",
         )
-    found = [_measured(None, options)] if one_process else launch(ranks, _measured, options)
-    for x in found:
+    times = [_measured(None, options)] if one_process else launch(ranks, _measured, options)
+    for x in times:
         if isinstance(x, RuntimeError):
             fail(Exit.FAILED, str(x))
-    alone, seconds = (max(x[i] for x in found) for i in range(2))  # the slowest rank's
+    alone, seconds = (max(x[i] for x in times) for i in range(2))  # the slowest rank's
     rate = _work(options, _seqlen_alone(options)) / alone
     plan_, measured = _plan(options, rate), {"seconds": seconds, "alone_seconds": alone}
     measured["share"] = _work(options) / ranks / rate / seconds
@@ -124,10 +124,10 @@ def _measured(comm: Any, options: dict[str, Any]) -> tuple[float, float]:
     return alone, _timed(_call(options, group), mine, group)
 
 
-def _row(found: Prediction) -> dict[str, Any]:
+def _row(p: Prediction) -> dict[str, Any]:
     return {
-        "scheme": found.schedule.scheme, "ranks": found.schedule.ranks, "backward": found.backward,
-        "predicted_seconds": found.seconds, "predicted_share": found.efficiency, "received_bytes": found.received,
+        "scheme": p.schedule.scheme, "ranks": p.schedule.ranks, "backward": p.backward,
+        "predicted_seconds": p.seconds, "predicted_share": p.efficiency, "received_bytes": p.received,
     }  # fmt: skip
 
 
@@ -146,11 +146,11 @@ def _inputs(o: dict[str, Any], group: Group, seqlen: int, placement: str) -> lis
     from ..problem.element import ELEMENTS
 
     heads, kv_heads = o["heads"], o["kv_heads"] or o["heads"]
-    rng, found = cupy.random.default_rng(0), []
+    rng, arrays = cupy.random.default_rng(0), []
     for count in (heads, heads, kv_heads, kv_heads):
         x = rng.standard_normal((1, count, seqlen, o["head_dim"]), cupy.float32)
-        found.append(distribute(x.astype(ELEMENTS["bfloat16"].dtype), group, placement))
-    return found
+        arrays.append(distribute(x.astype(ELEMENTS["bfloat16"].dtype), group, placement))
+    return arrays
 
 
 def _call(o: dict[str, Any], group: Group, seqlen: int | None = None) -> Callable[[], Any]:

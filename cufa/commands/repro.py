@@ -65,10 +65,10 @@ def repro_command(source: str, rows: tuple[int, ...], sustained: bool, output: P
     Exit codes: 0 done; 2 wrong usage, or a row that this version cannot repeat.
     """
     try:
-        found, environment = rows_of_source(source)
-        if max(rows, default=0) >= len(found):
-            raise ValueError(f"--row {max(rows)}: there are rows 0 to {len(found) - 1}")
-        chosen = [found[n] for n in rows] if rows else found
+        measured, environment = rows_of_source(source)
+        if max(rows, default=0) >= len(measured):
+            raise ValueError(f"--row {max(rows)}: there are rows 0 to {len(measured) - 1}")
+        chosen = [measured[n] for n in rows] if rows else measured
         alone = sustained or all(row.regime is Regime.SUSTAINED for row in chosen)
         regime = Regime.SUSTAINED if alone else Regime.IN_TURNS
         text = program([row for row in chosen if row.regime is regime], environment)
@@ -91,13 +91,13 @@ def rows_of_source(source: str) -> tuple[list[Measured], Json]:
     if name not in known:
         raise ValueError(f"no file, no run and no recorded card; cards: {', '.join(known)}")
     suite, _, number = rest.partition(".")
-    found = known[name].of_suite(suite)
+    rows = known[name].of_suite(suite)
     if number:
-        found = found[int(number) : int(number) + 1]
-    if not found:
+        rows = rows[int(number) : int(number) + 1]
+    if not rows:
         suites = ", ".join(dict.fromkeys(row.suite for row in known[name].rows))
         raise ValueError(f"{name} has no such row; suites: {suites}")
-    return found, known[name].sessions[found[0].recorded]
+    return rows, known[name].sessions[rows[0].recorded]
 
 
 # --- Writing ------------------------------------------------------------------------------------------------
@@ -117,11 +117,11 @@ def program(rows: Sequence[Measured], environment: Json) -> str:
         device = Device(environment["device"], typical.arch, environment.get("num_sms", typical.num_sms))
     cases, figures = list[Case](), list[Json]()
     for number, (_, group) in enumerate(itertools.groupby(rows, key=lambda row: (row.recorded, row.group))):
-        found = list(group)
-        problem, lengths = found[0].problem, found[0].json.get("lengths")
-        contenders = tuple(_contender(row, problem, device) for row in found)
-        cases.append(Case(problem, contenders, found[0].case, lengths and tuple(lengths)))
-        figures += [{"case": number} | _figures(row) for row in found]
+        measured = list(group)
+        problem, lengths = measured[0].problem, measured[0].json.get("lengths")
+        contenders = tuple(_contender(row, problem, device) for row in measured)
+        cases.append(Case(problem, contenders, measured[0].case, lengths and tuple(lengths)))
+        figures += [{"case": number} | _figures(row) for row in measured]
     return _PROGRAM.format(
         title=", ".join(dict.fromkeys(row.label for row in rows)) + f": {cases[0].title}"
         + (f", and {len(cases) - 1} more cases" if cases[1:] else ""),
@@ -144,17 +144,17 @@ def _contender(row: Measured, case_problem: Problem, device: Device | None) -> C
     try:
         kernel, split = KERNELS[row.json["kernel"]], row.json.get("split")
         config = kernel.read_config(row.json["config"])
-        found = Contender(kernel.algorithm, config, row.label, split and split["count"], problem=problem)
+        contender = Contender(kernel.algorithm, config, row.label, split and split["count"], problem=problem)
         if device is None:
-            return found
-        plan = found.plan(row.problem, device)
+            return contender
+        plan = contender.plan(row.problem, device)
     except (KeyError, TypeError, ValueError) as error:
         commit = row.json.get("commit", "that was measured")
         raise ValueError(
             f"{row.label}, {row.problem}: {error}. Repeat this row in commit {commit}"
         ) from error
     as_recorded = as_launched(plan, row.json["grid"])
-    return dataclasses.replace(found, one_item_a_block=as_recorded is not plan)
+    return dataclasses.replace(contender, one_item_a_block=as_recorded is not plan)
 
 
 def _figures(row: Measured) -> Json:
@@ -204,7 +204,7 @@ def repeat(cases: Sequence[Json], recorded: Sequence[Json], regime: str) -> None
 
 
 def _on(case: Case, device: Device | None) -> Case:
-    """The case for a device: NumPy has tiles of its own, and runs no other library."""
+    """The case for a device: NumPy has other tiles, and runs no other library."""
     if device is not None:
         return case
     contenders = (
@@ -215,10 +215,10 @@ def _on(case: Case, device: Device | None) -> Case:
 
 def _launch_once(cases: Sequence[Case], label: str, device: Device | None) -> None:
     """Launch the first contender of this label and wait for its result."""
-    found = {contender.label: (contender, case) for case in reversed(cases) for contender in case.contenders}
-    if label not in found:
-        raise click.UsageError(f"--once {label}: no such contender runs here; there are: {', '.join(found)}")
-    contender, case = found[label]
+    names = {contender.label: (contender, case) for case in reversed(cases) for contender in case.contenders}
+    if label not in names:
+        raise click.UsageError(f"--once {label}: no such contender runs here; there are: {', '.join(names)}")
+    contender, case = names[label]
     inputs = Inputs(case.problem, case.lengths, on_gpu=device is not None, seed=0)
     prepare(contender, case, device, [inputs]).runs[0]()
     if device is not None:
@@ -253,7 +253,7 @@ def _measure(
 
 
 def _differences(then: Json, row: Measured) -> Iterator[str]:
-    """What else differs from the recorded launch."""
+    """Other differences from the recorded launch."""
     if row.plan is None:
         return
     if row.plan.device is None:

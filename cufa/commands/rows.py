@@ -50,10 +50,10 @@ def _print_accuracy(title: str, rows: list[Measured]) -> None:
     figures = ("CPU p50" if on_cpu else "p50", "speed", "RMSE", "max error", "Σ|o|")
     shown = table(["kernel"], (*figures, *["needles found"] * needles), title)
     for row in rows:
-        found, cells = row.accuracy, list[str]()
-        if found is not None:
-            cells = [f"{found.rmse:.2e}", f"{found.largest:.1e}", f"{found.bias:+.3%}"]
-            cells += [f"{found.found:.0%} of {found.exact_found:.0%}"] if found.found is not None else []
+        errors, cells = row.accuracy, list[str]()
+        if errors is not None:
+            cells = [f"{errors.rmse:.2e}", f"{errors.largest:.1e}", f"{errors.bias:+.3%}"]
+            cells += [f"{errors.found:.0%} of {errors.exact_found:.0%}"] if errors.found is not None else []
         shown.add_row(row.label, seconds_text(row.timing.p50), rate_text(row.tflops), *cells)
     shown.caption = "errors against float64" + "; needles: of float64's" * needles
     stdout().print(shown)
@@ -81,7 +81,7 @@ def print_needs(rows: Sequence[Measured]) -> None:
     derived = [row for row in rows if row.predicted is not None]
     if not derived:
         return
-    shown = table(["kernel"], [], "of the time measured, by itself")
+    shown = table(["kernel"], [], "share of the measured time that each resource needs alone")
     shown.add_column("head dim, seq, mask", no_wrap=True)
     most_first = sorted(derived, key=lambda row: -len(row.needs))
     names = list(dict.fromkeys(name for row in most_first for name in row.needs))

@@ -102,7 +102,7 @@ class Device:
 
     @property
     def slow_memory(self) -> bool:
-        """Less memory bandwidth per SM than an H200: an H100 has as many SMs, and 3.35 TB/s in place of 4.8."""
+        """Less memory bandwidth per SM than an H200: an H100 has the same number of SMs, but 3.35 TB/s, not 4.8."""
         return "H100" in self.name
 
     @classmethod

@@ -2,8 +2,8 @@
 
 The arithmetic is NVIDIA's, allocation granularity included, and is tested against their
 ``cuda_occupancy.h``. Plain division overstates it: 138 registers per thread are 65536 / (138 · 32) = 14
-warps on paper, but a warp gets its registers in steps of 256 from the quarter of the register file that
-its sub-core owns, so only 4 · ⌊16384 / 4608⌋ = 12 fit. :attr:`Occupancy.unrounded_warps` keeps the figure
+warps on paper. But a warp gets its registers in steps of 256, from its sub-core's quarter of the register
+file: only 4 · ⌊16384 / 4608⌋ = 12 warps fit. :attr:`Occupancy.unrounded_warps` keeps the figure
 on paper.
 
 Assumed: the driver gives shared memory its largest share of the L1 (it does when a kernel asks for it),
@@ -25,7 +25,7 @@ UNLIMITED = 2**31 - 1
 
 
 class Resource(enum.StrEnum):
-    """What an SM can run out of."""
+    """The resources of an SM that limit its blocks."""
 
     REGISTERS = "registers"
     SHARED_MEMORY = "shared memory"
@@ -102,7 +102,7 @@ class Occupancy:
 
     @property
     def one_more_block(self) -> Needs | None:
-        """What would let one more block in; None when fewer registers or bytes cannot."""
+        """The limits within which one more block fits; None if fewer registers or bytes do not help."""
         target = self.blocks + 1
         fixable = (Resource.REGISTERS, Resource.SHARED_MEMORY)
         if any(limit < target for r, limit in self.limits.items() if r not in fixable):

@@ -125,8 +125,8 @@ def _seed(dropout: float | None, seed: int | Array | None) -> Any:
         if seed.shape != (2,) or seed.dtype != jnp.uint32:
             raise TypeError(f"seed is {seed.dtype}{seed.shape}: it takes an int, or uint32 (2,)")
         return jnp.concatenate([seed, jnp.zeros_like(seed)])
-    _, found = resolve_dropout(dropout, seed)
-    return None if found is None else found.view(np.uint32)
+    _, words = resolve_dropout(dropout, seed)
+    return None if words is None else words.view(np.uint32)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -164,17 +164,17 @@ _attention.defvjp(_forward, _backward)
 
 @functools.lru_cache(1024)
 def _options(text: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(text)
-    found["window"] = None if found["window"] is None else tuple(found["window"])
-    return found
+    options: dict[str, Any] = json.loads(text)
+    options["window"] = None if options["window"] is None else tuple(options["window"])
+    return options
 
 
 def _keywords(text: str, leave_out: tuple[str, ...], optional: list[Any]) -> dict[str, Any]:
     options = _options(text)
     given = [name for name, is_given in zip(_OPTIONAL, options["given"], strict=True) if is_given]
-    found = {name: x for name, x in options.items() if name not in (*leave_out, "given", "return_lse")}
-    found["mask"] = None if found["mask"] is None else kept(found["mask"])
-    return found | dict(zip(given, optional, strict=True))
+    keywords = {name: x for name, x in options.items() if name not in (*leave_out, "given", "return_lse")}
+    keywords["mask"] = None if keywords["mask"] is None else kept(keywords["mask"])
+    return keywords | dict(zip(given, optional, strict=True))
 
 
 def _place(q: Any) -> Place | None:

@@ -32,7 +32,7 @@ _API_VERSION = (0, 1)
 
 
 class _Struct(Structure):
-    """What every struct of the interface begins with."""
+    """The first fields of every struct of the interface."""
 
     _fields_ = [("struct_size", c_size_t), ("extension", c_void_p)]
 

@@ -43,16 +43,16 @@ class Kernel:
     dtypes: tuple[str, ...]
     """Elements of q."""
     k_dtypes: tuple[str, ...] = ()
-    """Elements of k and v; empty: that of q."""
+    """Elements of k and v; empty: as q."""
     out_dtypes: tuple[str, ...] = ()
-    """Elements of the result; empty: that of q."""
+    """Elements of the result; empty: as q."""
     scales: Mapping[str, tuple[str, ...]] = {}
-    """Inputs of e4m3: for "q", "k" and "v" what may share a scale, of :data:`cufa.problem.float8.MODES`."""
+    """Inputs of e4m3: the modes of scales for "q", "k" and "v", of :data:`cufa.problem.float8.MODES`."""
     precisions: tuple[str, ...] = ("native",)
     masks: tuple[str, ...] = BAND_KINDS
     """The kinds of masks, of :data:`~cufa.problem.problem.MASK_KINDS`."""
     options: tuple[str, ...] = ()
-    """Of "padded", "packed" (lengths), "cache", "tree", "invariant", "alibi", "sink", "deterministic", "running",
+    """Some of "padded", "packed" (lengths), "cache", "tree", "invariant", "alibi", "sink", "deterministic", "running",
     "score" and "gradients" (of its arrays), "dropout". Every kernel takes a soft cap."""
     options_with_irregular_masks: tuple[str, ...] = ()
     """The options that also go with irregular masks."""

@@ -75,7 +75,7 @@ class TileConfig:
 
     @property
     def own(self) -> dict[str, int | bool]:
-        """The fields that the kernel's family adds, without those that have their default."""
+        """The fields that the kernel's family adds, without fields that have their default."""
         common = {field.name for field in dataclasses.fields(TileConfig)}
         added = (field for field in dataclasses.fields(self) if field.name not in common)
         values = ((field, getattr(self, field.name)) for field in added)

@@ -212,7 +212,7 @@ class DecodeSplit(Kernel):
         self, problem: Problem, config: DecodeConfig, shared_memory: int, split: Split | None = None
     ) -> tuple[Launch, ...]:
         """One block per split, and the launch that merges, if there is one."""
-        num_splits = split.count if split else 2  # what is compiled does not depend on it
+        num_splits = split.count if split else 2  # builds do not depend on it
         heads = problem.kv_heads * row_blocks(problem, config)
         grid = (heads, num_splits, problem.batch) if problem.invariant else (num_splits, heads, problem.batch)
         cluster = num_splits if config.cluster_merge else 1

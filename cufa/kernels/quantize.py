@@ -89,8 +89,8 @@ class Quantizer:
         return (*(mean_launches if self.smooth else ()), cast)
 
     def lead(self, sequences: int, heads: int, seqlen: int, num_sms: int) -> int:
-        """By how many thread blocks the maxima run ahead of the cast: the blocks that share a scale, which must have
-        started, and as many as the GPU runs at once, so that most maxima are published when the cast needs them."""
+        """By how many thread blocks the maxima run ahead of the cast. All blocks that share a scale must have started.
+        The GPU's resident blocks are added, so that most maxima are published when the cast needs them."""
         if self.mode == "token":
             return 0
         blocks = self.blocks(sequences, seqlen)

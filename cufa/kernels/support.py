@@ -46,7 +46,7 @@ _OPTIONS = {
     "cache": "keys in a cache (cache_seqlens, block_table)",
 }
 
-#: Of tables. Invariance goes with fixed splits of a cache, as the docstring of flash_decode says.
+#: Names of options in tables. Invariance goes with fixed splits of a cache, as the docstring of flash_decode says.
 _SHORT = {
     "padded": "padded lengths",
     "packed": "packed lengths",
@@ -232,7 +232,7 @@ def _options(problem: Problem) -> Iterator[str]:
 
 
 def _scale(name: str, modes: Iterable[str]) -> str:
-    """The scale of an operand; "": it is no e4m3, or the scale is that of a cache's heads."""
+    """The scale of an operand in words; "": the operand is not e4m3, or the heads of a cache have the scales."""
     named = [*filter(None, modes)]
     return f"{name}_scale per {_and(named)}" if named else f"no {name}_scale per token or block"
 
@@ -253,13 +253,13 @@ def _and(words: Iterable[str]) -> str:
 
 def summary(kernels: Iterable[Kernel]) -> list[str]:
     """The lists in the docstrings of the public calls: one sentence for kernels that serve the same on a GPU."""
-    found = []
+    sentences = []
     for names, columns in _alike(kernels):
         gpu, head_dims = columns.pop("GPU"), columns.pop("head dims")
         if head_dims != f"8 to {MAX_HEAD_DIM}, multiples of 8{_ANY_V_DIM}":
             columns["elements"] += f"; head dims {head_dims}"
-        found.append(f"{_and(names)} ({gpu}): {'; '.join(filter(None, columns.values()))}.")
-    return found
+        sentences.append(f"{_and(names)} ({gpu}): {'; '.join(filter(None, columns.values()))}.")
+    return sentences
 
 
 def table(kernels: Iterable[Kernel]) -> str:
@@ -270,7 +270,7 @@ def table(kernels: Iterable[Kernel]) -> str:
 
 
 def _alike(kernels: Iterable[Kernel]) -> Iterator[tuple[list[str], dict[str, str]]]:
-    """Names of kernels that serve the same, and what they serve, by column."""
+    """Names of kernels that serve the same problems, and the texts of their columns."""
     names: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for kernel in (x for x in kernels if not x.ablation):
         names.setdefault(tuple(_columns(kernel).items()), []).append(kernel.name)
@@ -303,9 +303,9 @@ def _masks(kernel: Kernel) -> str:
 
 def _options_in_words(kernel: Kernel) -> str:
     any_mask, options = kernel.options_with_irregular_masks, [x for x in kernel.options if x in _SHORT]
-    found = [_SHORT[x] for x in options if x in any_mask]
+    any_mask_options = [_SHORT[x] for x in options if x in any_mask]
     band_options = _and(_SHORT[x] for x in options if x not in any_mask)
     if band_options and any(kind in _IRREGULAR_MASKS for kind in kernel.masks):
         band_options = f"with band masks also {band_options}"
-        return "; ".join(filter(None, (_and(found), band_options)))
-    return _and(filter(None, (*found, band_options)))
+        return "; ".join(filter(None, (_and(any_mask_options), band_options)))
+    return _and(filter(None, (*any_mask_options, band_options)))

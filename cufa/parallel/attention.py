@@ -101,16 +101,16 @@ def flash_attention_backward(
     scores = Scores(scale, softcap, alibi_slopes, sink, algorithm, precision, deterministic, device)
     run = Backward(group, schedule, call.given, scores)
     run.run()
-    found = []
+    gradients = []
     for name in ("dq", "dk", "dv"):
         totals = {}
         for rank in group.local:
             with group.on(rank):
                 totals[rank] = run.sums[rank, name].total()
-        found.append(group.returned(call.in_layout(totals)))
+        gradients.append(group.returned(call.in_layout(totals)))
     if sink is not None:
-        found.append(_dsink(call, sink))
-    return tuple(found)
+        gradients.append(_dsink(call, sink))
+    return tuple(gradients)
 
 
 def flash_attention_varlen(
@@ -127,8 +127,8 @@ def flash_attention_varlen(
     """
     dense = [_packed(group, name, x) for name, x in (("q", q), ("k", k), ("v", v))]
     mask = _packed_mask(group, dense[0], cu_seqlens, causal)
-    found = flash_attention(*dense, group=group, mask=mask, layout="bshd", return_lse=return_lse, **options)
-    return _unpacked(group, found)
+    results = flash_attention(*dense, group=group, mask=mask, layout="bshd", return_lse=return_lse, **options)
+    return _unpacked(group, results)
 
 
 def flash_attention_varlen_backward(
@@ -141,18 +141,18 @@ def flash_attention_varlen_backward(
     if options.get("dlse") is not None:
         options["dlse"] = _packed(group, "dlse", options["dlse"])
     mask = _packed_mask(group, dense[1], cu_seqlens, causal)
-    found = flash_attention_backward(*dense, group=group, mask=mask, layout="bshd", **options)
-    return (*_unpacked(group, found[:3]), *found[3:])
+    gradients = flash_attention_backward(*dense, group=group, mask=mask, layout="bshd", **options)
+    return (*_unpacked(group, gradients[:3]), *gradients[3:])
 
 
 def _packed(group: Group, name: str, x: Any) -> Any:
     return group.returned({rank: part[None] for rank, part in group.parts(name, x).items()})
 
 
-def _unpacked(group: Group, found: Any) -> Any:
-    if isinstance(found, tuple):
-        return tuple(_unpacked(group, x) for x in found)
-    return [x[0] for x in found] if group.one_process else found[0]
+def _unpacked(group: Group, results: Any) -> Any:
+    if isinstance(results, tuple):
+        return tuple(_unpacked(group, x) for x in results)
+    return [x[0] for x in results] if group.one_process else results[0]
 
 
 def _packed_mask(group: Group, q: Any, cu_seqlens: Any, causal: bool) -> Mask:
@@ -187,8 +187,8 @@ def _dsink(call: Arguments, sink: Any) -> Any:
     if call.queries.kind == "heads":
         return group.returned(shares)
     exchange(group, every)
-    found = {}
+    sums = {}
     for rank, x in every.items():
         with group.on(rank):
-            found[rank] = x.sum(axis=0)
-    return group.returned(found)
+            sums[rank] = x.sum(axis=0)
+    return group.returned(sums)

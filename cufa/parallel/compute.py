@@ -57,11 +57,11 @@ def forward_call(
     k, v = rows_of(k, call.keys), rows_of(v, call.keys)
     if call.plain:
         into = {"lse": lse} if lse.flags.c_contiguous else {}
-        _, found = flash_attention(
+        _, new_lse = flash_attention(
             q, k, v, mask=call.mask, return_lse=True, out=out, **into, **scores.keywords("sink")
         )
         if not into:
-            lse[...] = found
+            lse[...] = new_lse
         return
     begin = call.rows[0]
     rows = call.fresh[0] - begin, call.fresh[1] - begin, call.done[0] - begin, call.done[1] - begin
@@ -121,7 +121,7 @@ def backward_call(
     lse, dlse = (None if x is None else module_of(x).ascontiguousarray(x) for x in (lse, dlse))
     k, v = rows_of(k, call.keys), rows_of(v, call.keys)
     dq, dk, dv = into
-    found: tuple[Any, ...] = flash_attention_backward(
+    gradients: tuple[Any, ...] = flash_attention_backward(
         dout,
         q,
         k,
@@ -135,4 +135,4 @@ def backward_call(
         dv=dv,
         **scores.keywords("deterministic"),
     )
-    return found
+    return gradients

@@ -39,7 +39,7 @@ def flash_attention_from_host(
         In pinned memory (``cupyx.empty_pinned``), else copies do not run beside kernels. They must not change until the
         call's work has ended on the GPU.
     piece : int, optional
-        Keys that travel at once; the GPU holds about four pieces. None: 128 MiB of keys and values.
+        Keys of one piece; the GPU holds about four pieces. None: 128 MiB of keys and values.
     other arguments, results and errors
         As for :func:`cufa.flash_attention`; arrays of a mask are on the host. Pieces that the mask hides do not travel.
 

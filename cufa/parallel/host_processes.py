@@ -32,18 +32,18 @@ class Roll:
     def receive(self, ranks: Sequence[int], tag: int) -> dict[int, Any]:
         """The next message of each rank. Raises RuntimeError that names the ranks whose message did not come within the
         group's timeout."""
-        found: dict[int, Any] = {}
+        messages: dict[int, Any] = {}
         began = time.monotonic()
-        while len(found) < len(ranks):
+        while len(messages) < len(ranks):
             for rank in ranks:
-                if rank not in found and self._comm.iprobe(source=rank, tag=tag):
-                    found[rank] = self._comm.recv(source=rank, tag=tag)
+                if rank not in messages and self._comm.iprobe(source=rank, tag=tag):
+                    messages[rank] = self._comm.recv(source=rank, tag=tag)
             waited = time.monotonic() - began
-            if waited > self.timeout and len(found) < len(ranks):
-                raise RuntimeError(late([r for r in ranks if r not in found], self))
+            if waited > self.timeout and len(messages) < len(ranks):
+                raise RuntimeError(late([r for r in ranks if r not in messages], self))
             if waited > _SPIN_S:
                 time.sleep(_POLL_S)
-        return found
+        return messages
 
     def gather(self, numbers: Sequence[int]) -> list[Sequence[int]]:
         """The numbers of every rank."""
@@ -51,8 +51,8 @@ class Roll:
         others = [r for r in range(self.size) if r != self.rank]
         for rank in others:
             self.post([*numbers], rank, _NUMBERS)
-        found = {self.rank: [*numbers], **self.receive(others, _NUMBERS)}
-        return [found[r] for r in range(self.size)]
+        rows = {self.rank: [*numbers], **self.receive(others, _NUMBERS)}
+        return [rows[r] for r in range(self.size)]
 
 
 def late(ranks: Sequence[int], roll: Any) -> str:

@@ -88,17 +88,17 @@ def launch(ranks: int, function: Callable[..., Any], *arguments: Any, within: fl
             pipe.close()
         started.append(process)
         answers.append(answer)
-    found = []
+    results = []
     for rank, (process, answer) in enumerate(zip(started, answers, strict=True)):
         try:
-            found.append(answer.recv() if answer.poll(within) else RuntimeError(f"rank {rank} was ended"))
+            results.append(answer.recv() if answer.poll(within) else RuntimeError(f"rank {rank} was ended"))
         except EOFError:
             process.join()
-            found.append(RuntimeError(f"rank {rank} has ended with exit code {process.exitcode}"))
+            results.append(RuntimeError(f"rank {rank} has ended with exit code {process.exitcode}"))
     for process in started:
         process.terminate()
         process.join()
-    return found
+    return results
 
 
 @contextlib.contextmanager
@@ -113,9 +113,9 @@ def _without_main() -> Iterator[None]:
 
 def _run(answer: Any, rank: int, pipes: dict[int, Any], function: Any, arguments: tuple[Any, ...]) -> None:
     try:
-        found = function(Pipes(rank, pipes), *arguments)
+        result = function(Pipes(rank, pipes), *arguments)
     except Exception:
-        found = RuntimeError(traceback.format_exc())
-    answer.send(found)
+        result = RuntimeError(traceback.format_exc())
+    answer.send(result)
     answer.close()
-    threading.Event().wait()  # others may still read what this rank has sent: the starter ends it
+    threading.Event().wait()  # others may still read this rank's messages: the starter ends the process

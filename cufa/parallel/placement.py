@@ -106,14 +106,14 @@ class Segment:
 
 def _joined(ranges: list[Range]) -> tuple[Range, ...]:
     """The ranges without empty ones; adjacent ranges are joined."""
-    found: list[Range] = []
+    joined: list[Range] = []
     for begin, end in ranges:
         if begin == end:
             continue
-        if found and found[-1][1] == begin:
-            begin = found.pop()[0]
-        found.append((begin, end))
-    return tuple(found)
+        if joined and joined[-1][1] == begin:
+            begin = joined.pop()[0]
+        joined.append((begin, end))
+    return tuple(joined)
 
 
 def placed(placement: Any, seqlen: int, ranks: int) -> Placement:
@@ -125,21 +125,21 @@ def placed(placement: Any, seqlen: int, ranks: int) -> Placement:
         raise ValueError(
             f"placement={placement!r} is not known; use {', '.join(map(repr, KINDS))}, or a cufa.parallel.Placement"
         )
-    found: Placement = getattr(Placement, placement)(seqlen, ranks)
-    return found
+    made: Placement = getattr(Placement, placement)(seqlen, ranks)
+    return made
 
 
 def resolve(placement: Any, lengths: Sequence[int], name: str) -> Placement:
     """The placement of parts with ``lengths`` tokens: the object as given, or made from its name. ``name``:
     of the arrays. Raises ValueError if the lengths do not fit."""
     if placement == "contiguous":
-        found = Placement.of_lengths(lengths)
+        resolved = Placement.of_lengths(lengths)
     else:
-        found = placed(placement, lengths[0] if placement == "heads" else sum(lengths), len(lengths))
-    if found.lengths != list(lengths):
+        resolved = placed(placement, lengths[0] if placement == "heads" else sum(lengths), len(lengths))
+    if resolved.lengths != list(lengths):
         raise ValueError(
-            f"{name} has local parts of {', '.join(map(str, lengths))} tokens, but the {found.kind} placement of "
-            f"{found.seqlen:,} tokens on {found.ranks} ranks has {', '.join(map(str, found.lengths))}: "
+            f"{name} has local parts of {', '.join(map(str, lengths))} tokens, but the {resolved.kind} placement of "
+            f"{resolved.seqlen:,} tokens on {resolved.ranks} ranks has {', '.join(map(str, resolved.lengths))}: "
             "cufa.parallel.distribute makes parts that fit"
         )
-    return found
+    return resolved

@@ -164,7 +164,7 @@ def _timeline(
     """A rank's steps. The arrays of a step begin to travel when the step :data:`AHEAD` steps earlier begins, or at the
     begin of the call. Results travel back under the next step."""
     bandwidth, latency = link
-    arrivals, found = list(schedule.arrivals(rank)), []
+    arrivals, costs = list(schedule.arrivals(rank)), []
     now = linked = back_end = 0.0
     begins = [0.0] * AHEAD
     for at, work, step in schedule.steps(rank):
@@ -182,8 +182,8 @@ def _timeline(
         now = begin + compute
         if returned:  # as much comes in as goes out
             back_end = max(back_end, now) + returned / bandwidth + latency
-        found.append(StepCost(rank, at, begin, compute, transfer, linked, exposed, received + returned))
-    if back_end > now and found:
-        found[-1] = dataclasses.replace(found[-1], exposed=found[-1].exposed + back_end - now)
+        costs.append(StepCost(rank, at, begin, compute, transfer, linked, exposed, received + returned))
+    if back_end > now and costs:
+        costs[-1] = dataclasses.replace(costs[-1], exposed=costs[-1].exposed + back_end - now)
         now = back_end
-    return found, now
+    return costs, now

@@ -15,11 +15,11 @@ from .slices import Whole
 
 def seen(mask: Whole, queries: Sequence[Segment], keys: Segment) -> Segment:
     """The keys of a segment that some query may see."""
-    found = [mask.trimmed((x.token, x.end), (keys.token, keys.end))[1] for x in queries]
-    found = [x for x in found if x[0] < x[1]]
-    if not found:
+    ranges = [mask.trimmed((x.token, x.end), (keys.token, keys.end))[1] for x in queries]
+    ranges = [x for x in ranges if x[0] < x[1]]
+    if not ranges:
         return keys.cut(keys.token, keys.token)
-    return keys.cut(min(x[0] for x in found), max(x[1] for x in found))
+    return keys.cut(min(x[0] for x in ranges), max(x[1] for x in ranges))
 
 
 def calls_of(mask: Whole, queries: Sequence[Segment], keys: Sequence[Segment]) -> list[Call]:
@@ -73,17 +73,17 @@ def _visible(mask: Whole, queries: Sequence[Segment], keys: Sequence[Segment]) -
 def _runs(mask: Whole, in_band: Whole, q: Segment, keys: Sequence[Segment]) -> list[tuple[int, int, bool]]:
     """Neighbouring segments of keys that one call may take with these queries: (first, end, the whole band sees
     them)."""
-    found: list[tuple[int, int, bool]] = []
+    runs: list[tuple[int, int, bool]] = []
     for j, k in enumerate(keys):
         rows, columns = (q.token, q.end), (k.token, k.end)
         if not mask.rectangle(rows, columns)[0]:
             continue
         clear = in_band.rectangle(rows, columns)[1] and not mask.alibi
-        if found and clear and found[-1][1] == j and found[-1][2]:
-            found[-1] = (found[-1][0], j + 1, True)
+        if runs and clear and runs[-1][1] == j and runs[-1][2]:
+            runs[-1] = (runs[-1][0], j + 1, True)
         else:
-            found.append((j, j + 1, clear))
-    return found
+            runs.append((j, j + 1, clear))
+    return runs
 
 
 def with_order(steps: Sequence[Step], sink: bool) -> tuple[Step, ...]:
@@ -96,7 +96,7 @@ def with_order(steps: Sequence[Step], sink: bool) -> tuple[Step, ...]:
         numbered.append((call, fresh, done))
     alone = all(fresh == done == [call.rows] for call, fresh, done in numbered)
     began = alone or (not sink and all(len(fresh) <= 1 for _, fresh, _ in numbered))
-    found = iter(
+    ordered = iter(
         dataclasses.replace(
             call,
             fresh=fresh[0] if began and fresh else (0, 0),
@@ -104,15 +104,15 @@ def with_order(steps: Sequence[Step], sink: bool) -> tuple[Step, ...]:
         )
         for call, fresh, done in numbered
     )
-    return tuple(dataclasses.replace(x, calls=tuple(next(found) for _ in x.calls)) for x in steps)
+    return tuple(dataclasses.replace(x, calls=tuple(next(ordered) for _ in x.calls)) for x in steps)
 
 
 def _merged(segments: Sequence[Segment]) -> list[Segment]:
     """The segments in order; segments of neighbouring tokens become one, whichever rank they came from."""
-    found: list[Segment] = []
+    merged: list[Segment] = []
     for x in segments:
-        if found and found[-1].end == x.token:
-            last = found.pop()
+        if merged and merged[-1].end == x.token:
+            last = merged.pop()
             x = Segment(last.rank, last.row, last.token, last.length + x.length)
-        found.append(x)
-    return found
+        merged.append(x)
+    return merged

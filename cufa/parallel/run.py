@@ -184,12 +184,12 @@ def box_of(x: Any, heads: Range, segment: Segment) -> Any:
 
 def neighbours(segments: Sequence[Segment]) -> list[Segment]:
     """The segments; adjacent segments of one part are joined and travel in one copy."""
-    found: list[Segment] = []
+    joined: list[Segment] = []
     for x in segments:
-        if found and found[-1].rank == x.rank and found[-1].row + found[-1].length == x.row:
-            x = dataclasses.replace(found[-1], length=found.pop().length + x.length)
-        found.append(x)
-    return found
+        if joined and joined[-1].rank == x.rank and joined[-1].row + joined[-1].length == x.row:
+            x = dataclasses.replace(joined[-1], length=joined.pop().length + x.length)
+        joined.append(x)
+    return joined
 
 
 def lse_dtype(q: Any) -> str:
@@ -198,5 +198,5 @@ def lse_dtype(q: Any) -> str:
 
 def on_device(x: Any, like: Any) -> Any:
     """A small array of numbers, on ``like``'s device and of its dtype."""
-    found = module_of(like).asarray(x)
-    return found.astype(like.dtype)
+    array = module_of(like).asarray(x)
+    return array.astype(like.dtype)

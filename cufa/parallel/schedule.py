@@ -120,7 +120,7 @@ class Schedule:
         return ((at, work, step) for at, (work, step) in enumerate(pairs))
 
     def arrivals(self, rank: int) -> Iterator[Arrival]:
-        """What ``rank`` receives, step by step."""
+        """The tokens that ``rank`` receives, step by step."""
         for at, work, step in self.steps(rank):
             if step is work.steps[0]:
                 yield from (Arrival(at, "q", x, work.heads) for x in work.queries if x.rank != rank)
@@ -149,20 +149,20 @@ class Schedule:
 
 def rest(whole: Range, taken: Sequence[Range]) -> list[Range]:
     """The pieces of a range outside of all ``taken``."""
-    found = [whole] if whole[0] < whole[1] else []
+    pieces_left = [whole] if whole[0] < whole[1] else []
     for begin, end in taken:
         if begin < end:
-            pieces = [((a, min(b, begin)), (max(a, end), b)) for a, b in found]
-            found = [x for pair in pieces for x in pair if x[0] < x[1]]
-    return found
+            pieces = [((a, min(b, begin)), (max(a, end), b)) for a, b in pieces_left]
+            pieces_left = [x for pair in pieces for x in pair if x[0] < x[1]]
+    return pieces_left
 
 
 def _tokens(segments: Sequence[Segment], rows: Range) -> str:
     """The tokens of ``rows``, which count over the segments put one after another."""
-    found, at = [], 0
+    texts, at = [], 0
     for x in segments:
         begin, end = max(rows[0] - at, 0), min(rows[1] - at, x.length)
         if begin < end:
-            found.append(f"{x.token + begin}-{x.token + end - 1}")
+            texts.append(f"{x.token + begin}-{x.token + end - 1}")
         at += x.length
-    return "+".join(found)
+    return "+".join(texts)

@@ -97,7 +97,7 @@ def head_groups(kv_heads: int, backward: bool) -> list[int]:
 
 @dataclasses.dataclass(frozen=True)
 class Maker:
-    """Makes the works of ranks. Raises ValueError for heads that are no multiple of the key/value heads."""
+    """Makes the works of ranks. Raises ValueError unless heads are a multiple of the key/value heads."""
 
     mask: Whole
     queries: Placement

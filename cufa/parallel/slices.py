@@ -62,8 +62,8 @@ class Whole:
         if rows[0] >= rows[1] or keys[0] >= keys[1]:
             return False, True
         top, end, left, right = (np.array([x], np.int64) for x in (*rows, *keys))
-        found = [x.rectangles(top, end, left, right, self.seqlen_q, self.seqlen_k) for x in self._each]
-        return any(bool(some[0, 0]) for some, _ in found), all(bool(every[0, 0]) for _, every in found)
+        classes = [x.rectangles(top, end, left, right, self.seqlen_q, self.seqlen_k) for x in self._each]
+        return any(bool(some[0, 0]) for some, _ in classes), all(bool(every[0, 0]) for _, every in classes)
 
     def trimmed(self, rows: Range, keys: Range) -> tuple[Range, Range]:
         """The rectangle without blocks of rows and of keys at its ends that hold no visible score. Empty ranges if
@@ -110,24 +110,24 @@ class Whole:
             self.rectangle((rows[0].token, rows[-1].end), (key, keys[-1].end)) if alone else (False, False)
         )
         if causal:
-            found = Band(right=0, diagonal=0)
+            result = Band(right=0, diagonal=0)
         elif not alone or (every and not self.alibi):
-            found = FULL
+            result = FULL
         else:
-            found = Band(
+            result = Band(
                 band.left, band.right, diagonal, _less(band.prefix, key), _less(band.keep, key)
             )  # fmt: skip
-            if not self.alibi and not found.irregular_kind:
-                found = _plain(found, rows[0].length, keys[0].length)
+            if not self.alibi and not result.irregular_kind:
+                result = _plain(result, rows[0].length, keys[0].length)
         if not isinstance(mask, Columns) or every:
-            return found
+            return result
         places = np.concatenate([np.arange(x.token, x.end) for x in keys])
         shift = shift_of(mask.rows, self.seqlen_q, self.seqlen_k)
         values = _local_rows(mask.intervals.values[..., places], rows, shift)
         lo, hi = values[::2], values[1::2]
         if not (lo < hi).any():
-            return found
-        return Columns(found, Integers(values), "top-left", mask.title)
+            return result
+        return Columns(result, Integers(values), "top-left", mask.title)
 
     def of_heads(self, heads: Range, all_heads: int) -> Whole:
         """The mask of some key/value heads."""
@@ -150,12 +150,12 @@ def _local_rows(values: Any, rows: Sequence[Segment], shift: int) -> Any:
     """Ends of runs as numbers of local rows before them; the local rows are those of the segments, one after another.
     (Segments are in ascending order, so runs stay runs.)"""
     token = values.astype(np.int64) - shift
-    found, total = np.zeros(token.shape, np.int64), 0
+    local, total = np.zeros(token.shape, np.int64), 0
     for x in rows:
-        found += np.clip(token - x.token, 0, x.length)
+        local += np.clip(token - x.token, 0, x.length)
         total += x.length
-    found = np.where(values == FROM_THE_START, FROM_THE_START, found)
-    return np.where((values == TO_THE_END) | (found >= total), TO_THE_END, found).astype(np.int32)
+    local = np.where(values == FROM_THE_START, FROM_THE_START, local)
+    return np.where((values == TO_THE_END) | (local >= total), TO_THE_END, local).astype(np.int32)
 
 
 def _plain(band: Band, rows: int, keys: int) -> Band:

@@ -19,7 +19,7 @@ def distribute(x: Any, group: Group, placement: Any = "contiguous", layout: str 
     x = as_array("x", x)
     axis = _axis(x, layout)
     placement = placed(placement, x.shape[axis], group.size)
-    found, xp = {}, module_of(x)
+    parts, xp = {}, module_of(x)
     for rank in group.local:
         with contextlib.nullcontext() if isinstance(x, np.ndarray) else x.device:
             if placement.kind == "heads":
@@ -33,12 +33,12 @@ def distribute(x: Any, group: Group, placement: Any = "contiguous", layout: str 
                 part = xp.concatenate(runs, axis=axis) if len(runs) > 1 else (runs or [empty])[0]
             part = _settled(part)
         with group.on(rank):
-            found[rank] = part if isinstance(part, np.ndarray) else xp.array(part)
-    return group.returned(found)
+            parts[rank] = part if isinstance(part, np.ndarray) else xp.array(part)
+    return group.returned(parts)
 
 
 def collect(parts: Any, group: Group, placement: Any = "contiguous", layout: str = "bhsd") -> Any:
-    """The whole array of local parts, on the GPU of the first part. For a group in one process. Waits for all GPUs."""
+    """The whole array, joined from local parts on the first part's GPU, for groups in one process. Waits for GPUs."""
     if not group.one_process:
         raise ValueError(
             "collect takes a group whose ranks are all in this process: gather parts with MPI or NCCL"
@@ -66,9 +66,9 @@ def _settled(x: Any) -> Any:
     if isinstance(x, np.ndarray):
         return x
     with x.device:
-        found = module_of(x).ascontiguousarray(x)
+        settled = module_of(x).ascontiguousarray(x)
         x.device.synchronize()
-    return found
+    return settled
 
 
 def _heads_axis(x: Any, layout: str) -> int:

@@ -67,7 +67,7 @@ class CharacterModel:
     def build(self) -> Network:
         """The network on thinc's current ops. Like thinc's initialisers, it draws parameters from NumPy's global
         generator."""
-        spread = partial(uniform_init, lo=-1, hi=1)  # as large as what the blocks add
+        spread = partial(uniform_init, lo=-1, hi=1)  # as large as the blocks' outputs
         letters = Embed(self.width, len(self.letters), column=0, initializer=spread)
         places = Embed(self.width, self.context, column=1, initializer=spread)
         return chain(

@@ -40,7 +40,7 @@ class Fa2ForwardFp8(Float8Kernel):
     def launches(
         self, problem: Problem, config: Fa2Config, shared_memory: int, split: Split | None = None
     ) -> tuple[Launch, ...]:
-        """One block per query block and head; values in rows are transposed before."""
+        """One block per query block and head; an earlier launch transposes values in rows."""
         grid = config.query_items(problem), 1, 1
         return self.with_transposition(
             problem, Launch(self.entry, grid, config.num_warps * 32, shared_memory)

@@ -70,7 +70,7 @@ class Fa3ForwardFp8(Float8Kernel):
     def launches(
         self, problem: Problem, config: Fa3Config, shared_memory: int, split: Split | None = None
     ) -> tuple[Launch, ...]:
-        """Persistent blocks that share out query blocks and heads; values in rows are transposed before."""
+        """Persistent blocks that share out query blocks and heads; an earlier launch transposes values in rows."""
         items = config.query_items(problem)
         attention = Launch(self.entry, (items, 1, 1), config.num_warps * 32, shared_memory, persistent=True)
         return self.with_transposition(problem, attention)

@@ -1,4 +1,4 @@
-"""class Float8Kernel: what the forward kernels for e4m3 share."""
+"""class Float8Kernel: shared by the forward kernels for e4m3."""
 
 from __future__ import annotations
 

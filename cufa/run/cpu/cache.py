@@ -73,11 +73,11 @@ class KeyScales:
         """(heads, stop - start)"""
         slots = np.arange(start, stop)
         if self._table is None:
-            found: Array = self._scale[self._batch][self._heads, slots // self._block]
+            scales: Array = self._scale[self._batch][self._heads, slots // self._block]
         else:
             pages = self._table[slots // self._slots]
-            found = self._scale[pages, self._heads, slots % self._slots // self._block].T
-        return found
+            scales = self._scale[pages, self._heads, slots % self._slots // self._block].T
+        return scales
 
 
 def tokens_a_scale(scale: Array, cache: Array, paged: bool) -> int:
@@ -135,7 +135,7 @@ def _append_tokens(cache: Array, table: Array | None, b: int, start: int, tokens
 
 
 def append_rows(problem: Problem, operands: Arrays) -> None:
-    """Append the new tokens of a forward, one for each query, which may be padded or packed."""
+    """Append the new tokens of a forward, one for each query. Queries may be padded or packed."""
     places = problem.lengths.places() or []
     for role in "kv":
         for b, batch, rows, _ in places:
@@ -146,7 +146,7 @@ def append_rows(problem: Problem, operands: Arrays) -> None:
 
 def gathered(problem: Problem, operands: Arrays) -> tuple[Problem, dict[str, Any]]:
     """Append new tokens. Returns the same problem with the keys of each sequence side by side."""
-    lengths, found = problem.lengths, dict(operands)
+    lengths, arrays = problem.lengths, dict(operands)
     assert isinstance(lengths, (Padded, Packed)) and lengths.keys is not None
     if problem.cache.new_tokens:
         append_rows(problem, operands)
@@ -158,18 +158,18 @@ def gathered(problem: Problem, operands: Arrays) -> tuple[Problem, dict[str, Any
     for role in "kv":
         cache = operands[role]
         shape = (1, problem.kv_heads, int(begins[-1]), problem.head_dim)
-        found[role] = np.empty(shape if packed else (problem.batch, shape[1], most, shape[3]), cache.dtype)
+        arrays[role] = np.empty(shape if packed else (problem.batch, shape[1], most, shape[3]), cache.dtype)
         for b, count in enumerate(lengths.keys):
             tiles = CacheTiles(cache, table, b, slice(None), cache.dtype)
-            found[role][0 if packed else b, :, begins[b] : begins[b] + count] = tiles.load(0, count)
+            arrays[role][0 if packed else b, :, begins[b] : begins[b] + count] = tiles.load(0, count)
     for name in ("cache_seqlens", "block_table", "k_new", "v_new", "tree"):
-        found.pop(name, None)
+        arrays.pop(name, None)
     plain: Lengths = (
         Packed(lengths.total_q, int(begins[-1]), lengths.queries, lengths.keys)
         if isinstance(lengths, Packed)
         else Padded(lengths.queries, lengths.keys)
     )
-    return dataclasses.replace(problem, lengths=plain, seqlen_k=most), found
+    return dataclasses.replace(problem, lengths=plain, seqlen_k=most), arrays
 
 
 def _append_rounded(operands: Arrays, cache: Array, new: Array, scale: Array) -> None:

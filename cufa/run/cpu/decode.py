@@ -357,7 +357,7 @@ def _store(plan: Plan, operands: Arrays, work: Work, O: Array, lse: Array) -> No
 
 
 def _with_sink(O: Array, lse: Array, sink: Array) -> tuple[Array, Array]:
-    """Merges the sink as a partial result whose O is 0."""
+    """Merge the sink, as a partial result whose O is 0."""
     with np.errstate(all="ignore"):
         m, l = with_sink(lse, np.ones_like(lse), sink)
         shift = np.where(np.isneginf(m), 0, m)

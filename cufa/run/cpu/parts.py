@@ -30,19 +30,19 @@ def each(plan: Plan, given: Arrays) -> Iterator[tuple[Plan, dict[str, Any], Part
 
 
 def _arrays(part: Part, given: Arrays) -> dict[str, Any]:
-    found: dict[str, Any] = dict.fromkeys(given)
+    arrays: dict[str, Any] = dict.fromkeys(given)
     for name, x in given.items():
         if x is None:
             continue
         if name in _OF_QUERIES:
-            found[name] = part.queries(x)
+            arrays[name] = part.queries(x)
         elif name in _OF_KEYS:
-            found[name] = part.of_keys(x)
+            arrays[name] = part.of_keys(x)
         elif name in _OF_HEADS:
-            found[name] = x[..., part.heads]
+            arrays[name] = x[..., part.heads]
         elif name in _WHOLE:
-            found[name] = x
-    slopes = found.get("alibi_slopes")
+            arrays[name] = x
+    slopes = arrays.get("alibi_slopes")
     if slopes is not None and slopes.ndim == 2:
-        found["alibi_slopes"] = slopes[part.sequence : part.sequence + part.problem.batch]
-    return found
+        arrays["alibi_slopes"] = slopes[part.sequence : part.sequence + part.problem.batch]
+    return arrays

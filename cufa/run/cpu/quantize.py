@@ -77,25 +77,25 @@ def _scale_of(place: Place, amax: Array, scale: Array, lengths: Lengths, mode: s
 
 def scale_of(amax: Array) -> Array:
     """amax / 448, a normal number; 1 where everything is 0."""
-    found: Array = np.where(amax > 0, np.maximum(amax / np.float32(LARGEST), _SMALLEST), np.float32(1))
-    return found
+    scale: Array = np.where(amax > 0, np.maximum(amax / np.float32(LARGEST), _SMALLEST), np.float32(1))
+    return scale
 
 
 def _amax(y: Array, signs: Array | None) -> Array:
     """The largest magnitude of each token. If it will be rotated: a bound, ``sum |y| / √n`` of the columns that are
     rotated together, added pair by pair."""
-    found: Array = np.abs(y)
+    amax: Array = np.abs(y)
     if signs is not None:
         for _ in range(_rotated_columns(y.shape[-1]).bit_length() - 1):
-            found = found[..., ::2] + found[..., 1::2]
-        found *= _root(y.shape[-1])
-    found = found.max(axis=-1)
-    if not np.isfinite(found).all():
-        b, head, token = np.argwhere(~np.isfinite(found))[0].tolist()
+            amax = amax[..., ::2] + amax[..., 1::2]
+        amax *= _root(y.shape[-1])
+    amax = amax.max(axis=-1)
+    if not np.isfinite(amax).all():
+        b, head, token = np.argwhere(~np.isfinite(amax))[0].tolist()
         raise ValueError(
             f"x has a number that is inf or NaN: sequence {b}, head {head}, token {token}; e4m3 takes finite numbers"
         )
-    return found
+    return amax
 
 
 def _smoothed(x: Array, place: Place, smooth: bool) -> Array:
@@ -112,8 +112,8 @@ def widened(x: Array, scale: Array, mode: str, block: int, dtype: Any) -> Array:
     wide = x.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
     wide *= per_token(scale, mode, block, x.shape[2])[..., None]
     with np.errstate(over="ignore"):
-        found: Array = wide.astype(dtype)
-    return found
+        rounded: Array = wide.astype(dtype)
+    return rounded
 
 
 def rotated(y: Array, signs: Array) -> Array:

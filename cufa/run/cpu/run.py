@@ -58,22 +58,22 @@ def _running(plan: Plan, arrays: Arrays) -> None:
     row = np.arange(lse.shape[-1])
     earlier = np.where((row >= first) & (row < end), -np.inf, lse)
     finished = slice(done, done_end)
-    found, lse[...] = combine(np.stack([running, own[0]]), np.stack([earlier, own[1]]))
-    out[..., finished, :] = found[..., finished, :]
-    running[...] = found
+    joined, lse[...] = combine(np.stack([running, own[0]]), np.stack([earlier, own[1]]))
+    out[..., finished, :] = joined[..., finished, :]
+    running[...] = joined
 
 
 def _dequantized(problem: Problem, arrays: Arrays) -> dict[str, Any]:
     """Inputs of e4m3 times their scales in float32. The scores, and products of a tile's values that share a scale,
     differ from products of unscaled numbers by the rounding of float32 only."""
-    found = dict(arrays)
+    wide = dict(arrays)
     for name, mode in zip("qkv", problem.scales, strict=True):
-        x, scale = arrays[name].view(ELEMENTS[NAME].dtype), found.pop(f"{name}_scale")
+        x, scale = arrays[name].view(ELEMENTS[NAME].dtype), wide.pop(f"{name}_scale")
         block = block_of(name, problem.head_dim)
-        found[name] = (
+        wide[name] = (
             x.astype(np.float32) * of_tokens(scale, mode, block, x.shape[2], problem.lengths, name)[..., None]
         )
-    return found
+    return wide
 
 
 def _backward(plan: Plan, arrays: Arrays) -> None:

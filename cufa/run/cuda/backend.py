@@ -27,7 +27,7 @@ from ...kernels import Box
 from ...kernels.params import TRACE_RECORD
 from ...plan.operation import Arrays, Operand
 from ...plan.planner import Plan
-from . import mask_bits, mask_uploads  # noqa: F401 - mask_bits: what masks of bits need on a GPU
+from . import mask_bits, mask_uploads  # noqa: F401 - mask_bits: used by masks of bits on a GPU
 from .launches import Graphs, Launches, NumberKernel
 from .tensor_map import TensorMap
 from .workspace import workspace_of

@@ -1,4 +1,4 @@
-"""CUtensorMap: what the copy engine (TMA) of Hopper needs to know of a tensor, encoded by the driver.
+"""CUtensorMap: the description of a tensor that Hopper's copy engine (TMA) reads, encoded by the driver.
 
 Through ctypes, because a map holds the tensor's address, and a call on new arrays has four of them to make:
 1 µs each here against 9 µs through cuda.bindings; and only the address is new.

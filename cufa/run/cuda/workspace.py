@@ -27,7 +27,7 @@ _SEMAPHORE_BYTES = 32  # sizeof(sem_t) of 64-bit Linux
 
 
 class Workspace:
-    """The workspace of one stream. Hold ``lock`` from reading it to the last launch of a call: kernels of two calls
+    """The workspace of one stream. Hold ``lock`` from the first read to a call's last launch: kernels of two calls
     from two host threads must not interleave. ``graph`` is the graph under capture, whose destruction :attr:`ended`
     reports; 0 if the driver does not name it."""
 

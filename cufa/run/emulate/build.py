@@ -140,7 +140,7 @@ def _version() -> str:
 
 @functools.cache
 def _machine() -> bytes:
-    """What -march=native and the compiler's version depend on."""
+    """The machine's properties that -march=native and the compiler's version depend on."""
     try:
         cpu = next(
             x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith(("flags", "Features"))
@@ -245,7 +245,7 @@ def _run(command: Sequence[str], scratch: str) -> None:
         try:
             _, errors = process.communicate()
         except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)  # the compiler proper is a process of its own
+            os.killpg(process.pid, signal.SIGKILL)  # the compiler proper is a separate process
             raise
     if process.returncode and "No space left on device" in errors:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -32,8 +32,7 @@ class Finding:
     kind: str
     """race, unordered-sum (of a deterministic kernel), proxy-fence, wgmma-fence, copy-not-awaited, never-written,
     out-of-range, misaligned, divergence, deadlock, barrier, copy-in-flight, accumulator-touched, never-released (the
-    next launch), block-not-running (of a cluster), counters (that are not zero at the end) or trace (that cannot be
-    read)."""
+    next launch), block-not-running (of a cluster), counters (not zero at the end) or trace (cannot be read)."""
     count: int
     file: str
     line: int
@@ -46,7 +45,7 @@ class Finding:
 
 
 class EmulationError(RuntimeError):
-    """A block could not go on (deadlock, divergent warp, a store into the executor's memory), or what the kernel left
+    """A block could not go on (deadlock, divergent warp, a store into the executor's memory), or the kernel's records
     cannot be read: there is no result. Carries all ``findings``."""
 
     def __init__(self, findings: tuple[Finding, ...]) -> None:

@@ -40,11 +40,11 @@ class Pass:
 
     def words(self) -> list[list[tuple[int, int]]]:
         """(word address, lane) by bank: the distinct words, which need one wavefront each."""
-        found: list[dict[int, int]] = [{} for _ in range(BANKS)]
+        banks: list[dict[int, int]] = [{} for _ in range(BANKS)]
         for lane, address in zip(self.lanes, self.addresses, strict=True):
             for word in range(address // WORD, (address + self.bytes - 1) // WORD + 1):
-                found[word % BANKS].setdefault(word, lane)
-        return [list(x.items()) for x in found]
+                banks[word % BANKS].setdefault(word, lane)
+        return [list(x.items()) for x in banks]
 
     @property
     def wavefronts(self) -> int:
@@ -82,7 +82,7 @@ def shared_accesses(plan: Plan, given: Arrays) -> tuple[Access, ...]:
 
 
 def _grouped(kept: npt.NDArray[Any]) -> list[Access]:
-    found = []
+    accesses = []
     places = np.stack([kept["file"].astype(np.int64), kept["line"], kept["kind"]], axis=1)
     for place in dict.fromkeys(map(tuple, places.tolist())):
         mine = kept[(places == place).all(axis=1)]
@@ -97,5 +97,5 @@ def _grouped(kept: npt.NDArray[Any]) -> list[Access]:
             for x in first
         )
         times = len(np.unique(mine["instruction"]))
-        found.append(Access(KINDS[place[2]], relative_place(path), int(place[1]), passes, times))
-    return found
+        accesses.append(Access(KINDS[place[2]], relative_place(path), int(place[1]), passes, times))
+    return accesses
