@@ -30,7 +30,7 @@ def same_place(arrays: dict[str, Array]) -> None:
 
 
 def check_last_axis(name: str, x: Array) -> None:
-    """For head dims, and for arrays that kernels read by their address alone: lengths, scales, rows of a table."""
+    """Raises ValueError unless the last axis is contiguous: kernels read no stride of this axis."""
     if x.shape[-1] > 1 and x.size and x.strides[-1] != x.itemsize:
         module = "cupy" if is_device_array(x) else "numpy"
         raise ValueError(
@@ -50,7 +50,7 @@ def check_address(name: str, x: Array) -> None:
 
 
 def check_result(operand: Operand, x: Array, shape: tuple[int, ...], dtype: Any) -> None:
-    """``x`` can take the result ``operand``, of that shape and dtype."""
+    """Raises ValueError or TypeError unless ``x`` can receive the result ``operand`` of this shape and dtype."""
     name = operand.name
     if x.shape != shape:
         raise ValueError(f"{name} has shape {x.shape} but the result has {shape}")
@@ -69,7 +69,7 @@ def check_result(operand: Operand, x: Array, shape: tuple[int, ...], dtype: Any)
 
 
 def check_apart(name: str, there: Mapping[str, Array]) -> None:
-    """The result ``there[name]`` shares no memory with another array of the call, nor with itself."""
+    """Raises ValueError if the result ``there[name]`` overlaps another array of the call, or itself."""
     x = there[name]
     if overlaps_itself(x):
         raise ValueError(f"{name} has strides {x.strides} for shape {x.shape}: elements share memory")
@@ -82,8 +82,8 @@ def check_apart(name: str, there: Mapping[str, Array]) -> None:
 
 
 def overlaps_itself(x: Array) -> bool:
-    """Elements are distinct when each axis strides past the whole extent of all finer axes, and where there are
-    none (NumPy gives empty arrays strides of 0)."""
+    """Whether elements may share memory. They do not if each axis strides past the extent of all finer axes. An empty
+    array has no elements (NumPy gives it strides of 0)."""
     if x.size == 0:
         return False
     extent = x.itemsize
@@ -95,7 +95,7 @@ def overlaps_itself(x: Array) -> bool:
 
 
 def shares_memory(a: Array, b: Array) -> bool:
-    """Exact: interleaved views of one buffer do not."""
+    """Whether two arrays share memory. Exact: interleaved views of one buffer do not."""
     if isinstance(a, np.ndarray):
         return np.shares_memory(a, b)
     (a_low, a_high), (b_low, b_high) = byte_range(a), byte_range(b)
@@ -106,7 +106,7 @@ def shares_memory(a: Array, b: Array) -> bool:
 
 
 def _addresses(x: Array) -> Array:
-    """A NumPy array with the address and the strides of one on a GPU. Never read."""
+    """A NumPy array with the address and the strides of a GPU array. Its elements are never read."""
     interface = {
         "version": 3,
         "typestr": f"|V{x.itemsize}",
@@ -118,7 +118,7 @@ def _addresses(x: Array) -> Array:
 
 
 def byte_range(x: Array) -> tuple[int, int]:
-    """First address of the array and the one past its last."""
+    """The array's first address, and the address past its last byte."""
     if x.size == 0:
         return address(x), address(x)
     spans = [(n - 1) * s for n, s in zip(x.shape, x.strides, strict=True)]
@@ -131,7 +131,7 @@ def address(x: Array) -> int:
 
 
 def alignment(*arrays: Array) -> int:
-    """Largest power of two up to 16 that divides every address and every stride that is stepped along."""
+    """Largest power of two up to 16 that divides every address, and the stride of every outer axis longer than 1."""
     bits = 16
     for x in arrays:
         bits |= address(x)
@@ -142,7 +142,7 @@ def alignment(*arrays: Array) -> int:
 
 
 def positive_strides(*arrays: Array) -> bool:
-    """No axis that is stepped along is broadcast (stride 0) or reversed."""
+    """No axis longer than 1 is broadcast (stride 0) or reversed."""
     return all(
         stride > 0 for x in arrays for stride, size in zip(x.strides, x.shape, strict=True) if size > 1
     )

@@ -83,18 +83,19 @@ def flash_attention_backward(
     gradients : tuple of names
         Arrays of ``score`` (or "bias") whose gradients are returned, too.
     algorithm : "auto", "fa3" or "fa2"
-        Which kernel computes the gradients; it may differ from the forward call's. Of the forward's algorithms, those
-        without a backward ("fa2_noskip", "fa1" and "naive") mean "auto".
+        Which kernel computes the gradients; it may differ from the forward call's. Forward algorithms without a
+        backward ("fa2_noskip", "fa1" and "naive") mean "auto".
     dlse : array, optional
-        Gradient of the loss with respect to lse, of lse's shape and dtype, where the loss depends on it.
+        Gradient of the loss with respect to lse, of lse's shape and dtype, if the loss depends on lse.
     deterministic : bool
-        Every run gives the same bits. False: dk, dv and dsink have the same bits in every run, under every mask. dq is
-        summed in an order that depends on when thread blocks run, so that its last bits may differ. The CPU path is
-        always deterministic.
+        True: all results have the same bits in every run. False: dk, dv and dsink have, under every mask; the last bits
+        of dq may differ, because its addition order depends on when thread blocks run. The CPU path is always
+        deterministic.
     dq, dk, dv : array, optional
-        Where to write the results: shape, dtype and kind of q, k and v; must not overlap an input or each other.
+        Arrays that receive the results: shape and dtype of q, k and v, NumPy or CuPy as q. They must not overlap an
+        input or each other.
     dsink : array, optional
-        Where to write the gradient of ``sink``: (heads,), in lse's dtype, q's kind.
+        An array that receives the gradient of ``sink``: (heads,), in lse's dtype, NumPy or CuPy as q.
     device : None, "cpu" or "cuda"
         Where NumPy inputs are computed, as for :func:`flash_attention`.
 
@@ -114,20 +115,21 @@ def flash_attention_backward(
     TypeError, ValueError
         The message names the argument, its value and the cure; nothing has been launched. cufa cannot detect an out/lse
         pair that was made from other inputs or with another mask, scale or cap: the gradients are then wrong. (A call
-        on a part of the keys may take out and lse of the whole: it returns that part's share of the gradients, as
-        needed for sequences that are spread over several GPUs.)
+        with some of the keys may pass out and lse of all keys. It returns these keys' share of the gradients, as
+        attention over several GPUs needs.)
 
     Notes
     -----
-    Launches on CuPy's current stream and does not synchronise (NumPy inputs on a GPU do, to bring the results
-    back). Its workspace, which :func:`plan_backward` prints, comes from CuPy's memory pool. After one warm-up call it
-    can be captured in a CUDA graph; that workspace is released at the first capture after the graph is destroyed.
+    Launches on CuPy's current stream, and synchronises only to copy results back to NumPy. Its workspace, which
+    :func:`plan_backward` prints, comes from CuPy's memory pool. After one warm-up call, a call can be captured in a
+    CUDA graph. The graph's workspace is released at the first capture after the graph is destroyed.
 
     On a GPU all inputs must be finite, also where the mask hides them.
 
     A GPU rounds dS = P ∘ (dout vᵀ - rowsum(dout ∘ out) + dlse) to q's dtype. With float16, elements beyond ±65,504 give
     inf or NaN in dq and dk, even if the gradients are small: divide dout and dlse by a power of two, and multiply the
-    gradients. The CPU rounds results only. Sums must stay below 3.4e38 everywhere, except with float64.
+    gradients by the same power. The CPU rounds results only. Sums must stay below 3.4e38 everywhere, except with
+    float64.
 
     The CPU takes every combination. On a GPU (a band mask is ``full()``, ``causal()`` or ``window()``):
 
@@ -143,7 +145,7 @@ def flash_attention_backward(
     """
     if unknown:
         raise unknown_keyword(flash_attention_backward, unknown)
-    if type(causal) is not bool:  # before the warm lookup, to which 1.0 equals True
+    if type(causal) is not bool:  # before the warm lookup, whose keys take 1.0 for True
         causal = check_causal(causal)  # type: ignore[unreachable]
     if type(deterministic) is not bool:
         deterministic = check_flag("deterministic", deterministic)  # type: ignore[unreachable]
@@ -157,13 +159,13 @@ def flash_attention_backward(
         given += alibi_slopes, sink, seqlens_q, seqlens_k, None, None, *NO_SCORE, dsink
     dropped = 0
     change: Score | None = None
-    of_scores: tuple[str, ...] = ()
+    gradient_names: tuple[str, ...] = ()
     if score is not None or bias is not None or gradients != ():
         change = resolve_score(score, bias)
-        of_scores = check_gradients(change, gradients)
+        gradient_names = check_gradients(change, gradients)
         given, options = (
             with_score(BACKWARD, given, change),
-            (*options, change and change.expression, of_scores),
+            (*options, change and change.expression, gradient_names),
         )
     if dropout is not None or seed is not None:
         dropped, seed = resolve_dropout(dropout, seed)
@@ -173,9 +175,9 @@ def flash_attention_backward(
         return seen(given, addresses)
     asked = Options.of(
         causal, window, mask, softcap, scale, precision, layout, algorithm, deterministic=deterministic,
-        score=change, gradients=of_scores, dropped=dropped,
+        score=change, gradients=gradient_names, dropped=dropped,
     )  # fmt: skip
-    wanted = results_of_backward(sink, change, of_scores)
+    wanted = results_of_backward(sink, change, gradient_names)
     return run(BackwardCall.read(given, wanted, asked), device, options)
 
 

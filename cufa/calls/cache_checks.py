@@ -1,5 +1,5 @@
-"""Checks of a cache of keys and values: lengths, block tables, and where new tokens go. Only values on the host are
-read; kernels clamp those on a GPU."""
+"""Checks of a cache of keys and values: lengths, block tables, and where new tokens go. Only host arrays are read;
+kernels clamp lengths and page numbers on a GPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ Array = arrays.Array
 
 
 def check_integers(name: str, x: Array, shape: tuple[int, ...]) -> Array:
-    """Lengths or table as int32. On the host any integers will do, and one length serves every sequence."""
+    """Lengths or a block table as int32. Host arrays may have any integer dtype, and a single length applies to every
+    sequence."""
     if x is None:
         return None
     if not is_device_array(x):
@@ -35,7 +36,8 @@ def check_integers(name: str, x: Array, shape: tuple[int, ...]) -> Array:
 
 
 def check_lengths(problem: Problem, lengths: Array, table: Array) -> None:
-    """Check lengths against the cache, and the table entries that they use, if these are on the host."""
+    """Check lengths against the cache's capacity, and the block table's entries in use. Arrays on a GPU are not
+    checked."""
     if not problem.lengths.known or not isinstance(lengths, (np.ndarray, type(None))):
         return
     valid = [problem.seqlen_k] * problem.batch if lengths is None else lengths.tolist()
@@ -61,7 +63,7 @@ def _name_of_cache(problem: Problem) -> str:
 
 
 def tree_operand(x: Array, shape: tuple[int, ...], words: str) -> tuple[Array, str]:
-    """A tree of ``shape``, which ``words`` names, as kernels read it, and its kind."""
+    """(the tree as kernels read it, its kind). Raises unless the tree has ``shape``, whose axes ``words`` names."""
     kind, dtype, kinds = ("matrix", "bool", "b") if x.ndim == 3 else ("parents", "int32", "iu")
     optional_operands.check_small("tree", x, dtype, kinds, (shape,), words)
     if not is_device_array(x):
@@ -73,7 +75,7 @@ def tree_operand(x: Array, shape: tuple[int, ...], words: str) -> tuple[Array, s
 
 
 def check_length(b: int, length: int, cache: Cached, capacity: int, name: str = "k_cache") -> None:
-    """The tokens of sequence ``b``, cached and appended, fit the cache."""
+    """Raises ValueError unless the cached and appended tokens of sequence ``b`` fit the cache."""
     if length < 0:
         raise ValueError(f"cache_seqlens[{b}] is {length}: a length is at least 0")
     total = length + cache.new_tokens
@@ -109,7 +111,7 @@ def _check_pages(problem: Problem, table: Array, b: int, length: int) -> None:
 
 
 def check_slots(problem: Problem, lengths: Array, table: Array) -> None:
-    """No slot that a new token is written to holds another token: which of the two a block reads would be a race."""
+    """Raises ValueError if a new token would be written to another token's slot: blocks might read either token."""
     size, on_host = problem.cache.page_size, isinstance(lengths, np.ndarray) and isinstance(table, np.ndarray)
     if not (problem.cache.new_tokens and on_host and problem.lengths.known):
         return
@@ -132,8 +134,8 @@ def check_slots(problem: Problem, lengths: Array, table: Array) -> None:
             if (other, its_entry) != (b, entry) and slot < count:
                 raise ValueError(
                     f"sequence {b} appends a token of k_new to slot {slot} of page {page}, block_table[{b}, {entry}], "
-                    f"where block_table[{other}, {its_entry}] puts a token of sequence {other}: only pages that are "
-                    "full can be shared; give what is appended a page of its own"
+                    f"where block_table[{other}, {its_entry}] puts a token of sequence {other}: only full pages "
+                    f"can be shared; give new tokens of sequence {b} a page of their own"
                 )
 
 

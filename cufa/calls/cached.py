@@ -45,14 +45,14 @@ def cached_problem(
                 f"cache; leave out {name}"
             )
     if options.dropped:
-        raise ValueError("dropout= takes keys that lie in an array, not in a cache: leave it out")
+        raise ValueError("dropout= does not go with keys in a cache: leave it out")
     if options.score is not None:
-        raise ValueError("score= and bias= take keys that lie in an array, not in a cache: leave one out")
+        raise ValueError("score= and bias= do not go with keys in a cache: leave them out")
     check_equal("v", inputs["v"].shape, "k", inputs["k"].shape)
     found = {**dict.fromkeys(_NAMES), **inputs}
     queries = _queries(found, options.layout)
     kv_heads, capacity, cache = _cache(found, queries)
-    # Shapes are checked as those of one sequence, without the mask: masks count within each sequence.
+    # Check shapes as if there were one sequence, without the mask: masks count positions within each sequence.
     shape = (1, kv_heads, capacity, inputs["k"].shape[3])
     problem = make_problem(
         [(1, queries.heads, queries.rows, inputs["q"].shape[-1]), shape, shape],
@@ -77,19 +77,19 @@ class _Queries(NamedTuple):
     """The queries of a call."""
 
     layout: str
-    """Of k and v."""
+    """Axis order of k and v."""
     packed: bool
     batch: int
     heads: int
     rows: int
-    """Of the array; packed: of all sequences."""
-    of_each: tuple[int, ...] | None
-    """Queries of each sequence; None: on a GPU."""
+    """Rows of a sequence in q; packed: of all sequences."""
+    counts: tuple[int, ...] | None
+    """Queries of each sequence; None: known on the GPU only."""
 
     @property
     def most(self) -> int:
-        """Room for the queries of a sequence."""
-        return max(self.of_each, default=0) if self.packed and self.of_each is not None else self.rows
+        """Most queries of a sequence; an upper bound if only the GPU knows the counts."""
+        return max(self.counts, default=0) if self.packed and self.counts is not None else self.rows
 
 
 def _queries(found: dict[str, Any], layout: str) -> _Queries:
@@ -109,7 +109,8 @@ def _queries(found: dict[str, Any], layout: str) -> _Queries:
 
 
 def _cache(found: dict[str, Any], queries: _Queries) -> tuple[int, int, Cached]:
-    """(Key/value heads, room of a sequence, the cache); ``found`` then has lengths and table as kernels read them."""
+    """(key/value heads, capacity per sequence, the cache). Sets lengths and block table in ``found`` as kernels read
+    them."""
     table, layout, batch = found["block_table"], queries.layout, queries.batch
     axes = (AXES if table is None else PAGE_AXES)[layout]
     outer, kv_heads, length, _ = four_axes("k", found["k"].shape, axes, layout)
@@ -135,19 +136,19 @@ def _cache(found: dict[str, Any], queries: _Queries) -> tuple[int, int, Cached]:
 
 
 def _lengths(queries: _Queries, cache_seqlens: Any, capacity: int, cache: Cached) -> Lengths:
-    of_each, keys = queries.of_each, None
-    if is_device_array(cache_seqlens) or of_each is None:
-        of_each = None
+    counts, keys = queries.counts, None
+    if is_device_array(cache_seqlens) or counts is None:
+        counts = None
     else:
         before = [capacity] * queries.batch if cache_seqlens is None else cache_seqlens.tolist()
-        keys = tuple(n + (cache.new_tokens > 0) * new for n, new in zip(before, of_each, strict=True))
+        keys = tuple(n + (cache.new_tokens > 0) * new for n, new in zip(before, counts, strict=True))
     if queries.packed:
-        return Packed(queries.rows, capacity * queries.batch, of_each, keys, cache)
-    return Padded(of_each, keys, of_each is not None, cache)
+        return Packed(queries.rows, capacity * queries.batch, counts, keys, cache)
+    return Padded(counts, keys, counts is not None, cache)
 
 
 def _check_new(found: dict[str, Any], queries: _Queries, kv_heads: int) -> bool:
-    """Whether the call appends."""
+    """Whether the call appends tokens."""
     there = {name: found[name] for name in ("k_new", "v_new") if found[name] is not None}
     if not there:
         return False
@@ -162,7 +163,7 @@ def _check_new(found: dict[str, Any], queries: _Queries, kv_heads: int) -> bool:
         shape = tuple((queries.batch, kv_heads, *shape[::2])[i] for i in LAYOUTS[queries.layout])
     for name, x in there.items():
         if x.shape != shape:
-            raise ValueError(f"{name} has shape {x.shape}; it has a token for each query, here {shape}")
+            raise ValueError(f"{name} has shape {x.shape}; it takes a token for each query, here {shape}")
         if x.dtype != q.dtype:
             raise TypeError(f"{name} is {x.dtype} but q is {q.dtype}: convert with {name}.astype(q.dtype)")
         if isinstance(x, np.ndarray) != isinstance(q, np.ndarray):
@@ -173,7 +174,7 @@ def _check_new(found: dict[str, Any], queries: _Queries, kv_heads: int) -> bool:
 
 
 def _checked_tree(found: dict[str, Any], queries: _Queries, mask: Any) -> tuple[Any, Tree, str]:
-    """``tree`` as kernels read it, the mask that it is, and its kind."""
+    """(``tree`` as kernels read it, its mask, its kind)."""
     x, batch = found["tree"], queries.batch
     if found.get("alibi_slopes") is not None:
         raise ValueError(
@@ -186,11 +187,11 @@ def _checked_tree(found: dict[str, Any], queries: _Queries, mask: Any) -> tuple[
         raise ValueError(
             f"tree has shape {x.shape}: it takes parents, ({batch}, tokens), or booleans, ({batch}, tokens, tokens)"
         )
-    most = 0 if queries.packed and queries.of_each is None else queries.most  # 0: counted on the GPU
+    most = 0 if queries.packed and queries.counts is None else queries.most  # 0: counted on the GPU
     if not most <= tokens <= MAX_TREE:
         raise ValueError(
-            f"tree has {tokens} tokens for up to {most} queries of a sequence: it has a token for each query, at most "
-            f"{MAX_TREE}"
+            f"tree has {tokens} tokens for up to {most} queries of a sequence: it takes a token for each query, at "
+            f"most {MAX_TREE}"
         )
     x, kind = tree_operand(x, x.shape, "parents or booleans")
     return x, Tree(Integers(x if is_device_array(x) else ancestors(x))), kind

@@ -28,7 +28,7 @@ class Call:
     """Name of the operation."""
 
     inputs: dict[str, Any]
-    """Arrays by operand name, in the operation's order, NumPy or CuPy; None for what was left out."""
+    """Arrays by operand name, in the operation's order, NumPy or CuPy; None for an argument that was left out."""
     results: dict[str, Any]
     """The requested results by operand name, in the operation's order: the array to write to, or None if the call
     allocates it."""
@@ -39,9 +39,11 @@ class Call:
 
     @classmethod
     def read(cls, given: Sequence[Any], wanted: Sequence[str], options: Options) -> Self:
-        """The call of the arguments ``given``, in the order of the operation's operands, and the results ``wanted``.
+        """The call with the arguments ``given``, in the order of the operation's operands; ``wanted`` names its
+        results.
 
-        Raises TypeError or ValueError, naming the argument, for what is no array, and for arrays in different places.
+        Raises TypeError or ValueError, naming the argument, for an argument that is no array, and for arrays in
+        different places.
         """
         operation = OPERATIONS[cls.name]
         named = dict(zip((x.name for x in operation.all_operands), given, strict=False))
@@ -74,7 +76,7 @@ class Call:
 
     @staticmethod
     def may_move(name: str, x: Any, q: Any) -> bool:
-        """Whether an array that is not where q is will be copied there."""
+        """Whether the call copies a host array to q's GPU."""
         return False
 
     @property
@@ -100,11 +102,11 @@ class Call:
         return self._problem(dtype)
 
     def _problem(self, dtype: str) -> tuple[dict[str, Any], Problem]:
-        """:meth:`problem` of keys that are not in a cache."""
+        """:meth:`problem`, for keys that are not in a cache."""
         raise NotImplementedError
 
     def gpu_serves(self, device: Device) -> bool:
-        """Whether a call with NumPy inputs can be computed on this GPU. Raises what :meth:`check` raises."""
+        """Whether a call with NumPy inputs can be computed on this GPU. Raises as :meth:`check` does."""
         _, problem = self.check(on_gpu=False)
         return any_serves(problem, device.arch.capability)
 
@@ -119,8 +121,8 @@ class Call:
 
     @classmethod
     def check_memory(cls, given: Mapping[str, Any]) -> None:
-        """No array that the call writes shares memory with another one. ``given`` are the call's arrays by operand
-        name, None or missing if left out. Raises ValueError."""
+        """Raises ValueError if an array that the call writes overlaps another array. ``given``: the call's arrays by
+        operand name, None or missing if left out."""
         there = {name: x for name, x in given.items() if x is not None}
         for operand in OPERATIONS[cls.name].all_operands:
             if operand.result and operand.name in there:
@@ -137,7 +139,7 @@ class Call:
         return ()
 
     def finish_on_host(self, problem: Problem) -> None:
-        """Copy inputs that a call on the GPU has written back to the caller's NumPy arrays."""
+        """Write to the caller's NumPy inputs what a call on the GPU wrote to its copies of them."""
 
     def arrays(self, results: Mapping[str, Any]) -> dict[str, Any]:
         """All operands in launch order, over the same memory, axes (batch, heads, seqlen, head_dim); None for results
@@ -148,7 +150,7 @@ class Call:
         return found | optional if any(x is not None for x in optional.values()) else found
 
     def _as_dense(self, operand: Operand, x: Any) -> Any:
-        """An operand of :meth:`arrays`."""
+        """One operand, as :meth:`arrays` returns it."""
         return x.transpose(LAYOUTS[self.options.layout]) if operand.stride and x is not None else x
 
     def allocate(self, problem: Problem, empty: Callable[..., Any]) -> dict[str, Any]:
@@ -168,7 +170,7 @@ class Call:
         return operand.like(problem), np.dtype(problem.lse_dtype)
 
     def fill_empty(self, results: Mapping[str, Any]) -> None:
-        """Fill the results of a problem without any score."""
+        """Fill the results of a problem without queries or without keys."""
         for operand in self._results():
             if operand.name in results:
                 results[operand.name][...] = operand.nothing
@@ -181,10 +183,11 @@ class DenseCall(Call):
     """A call with arrays of four axes."""
 
     def with_memory_checked(
-        self, of_dtype: dict[str, Any], inputs: dict[str, Any], problem: Problem
+        self, same_dtype: dict[str, Any], inputs: dict[str, Any], problem: Problem
     ) -> tuple[Self, Problem]:
-        """The end of :meth:`check`: the memory of ``of_dtype``, arrays of the call's dtype, and of the results."""
-        for name, x in of_dtype.items():
+        """The last step of :meth:`check`: memory of the results and of ``same_dtype``, the arrays in the call's
+        dtype."""
+        for name, x in same_dtype.items():
             arrays.check_last_axis(name, x)
             arrays.check_address(name, x)
         call = dataclasses.replace(self, inputs=inputs)
@@ -210,7 +213,7 @@ class PackedCall(Call):
                     f"{name} has shape {shape}; packed arrays have three axes (tokens, heads, head_dim)"
                 )
         check_but_last("v", shapes["v"], "k", shapes["k"])
-        # Shapes are checked as those of one sequence, without the mask: masks count within each sequence.
+        # Check shapes as if there were one sequence, without the mask: masks count positions within each sequence.
         options = dataclasses.replace(self.options, mask=FULL, layout="bshd")
         problem = make_problem([(1, *shape) for shape in shapes.values()], dtype, options)
         cu_q, cu_k = self.inputs["cu_seqlens_q"], self.inputs["cu_seqlens_k"]
@@ -227,7 +230,8 @@ class PackedCall(Call):
         return optional_operands.check({**self.inputs, "cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k}, problem)
 
     def _as_dense(self, operand: Operand, x: Any) -> Any:
-        """As dense arrays of one sequence: (1, heads, tokens, head_dim), and (1, heads, tokens) for lse and dlse."""
+        """The operand as a dense array of one sequence: (1, heads, tokens, head_dim), and (1, heads, tokens) for lse
+        and dlse."""
         if x is None or x.ndim == 4 or (operand in self.operation.optional_operands and not operand.stride):
             return x
         return (x.swapaxes(0, 1) if operand.stride else x)[None]
@@ -242,7 +246,7 @@ class ForwardCall(DenseCall):
 
     @classmethod
     def check_memory(cls, given: Mapping[str, Any]) -> None:
-        """With k_new, the cache is written to as well."""
+        """If k_new is given, the call also writes to the cache."""
         super().check_memory(given)
         for name in ("k", "v") if given.get("k_new") is not None else ():
             check_written_cache(name, {other: x for other, x in given.items() if x is not None})
@@ -264,8 +268,8 @@ class BackwardCall(DenseCall):
 
     def check(self, on_gpu: bool) -> tuple[BackwardCall, Problem]:
         given = self.inputs
-        of_dtype = {name: given[name] for name in ("q", "k", "v", "out", "dout")}
-        dtype = dtype_name(of_dtype, on_gpu)
+        same_dtype = {name: given[name] for name in ("q", "k", "v", "out", "dout")}
+        dtype = dtype_name(same_dtype, on_gpu)
         inputs, problem = self.problem(dtype)
         problem = dataclasses.replace(problem, operation=self.name)
         like = "q" if problem.v_head_dim is None else "q, with v's last axis,"
@@ -274,11 +278,11 @@ class BackwardCall(DenseCall):
         for name in ("lse", "dlse"):
             if given[name] is not None:
                 _check_rows(name, given[name], problem, self.options.layout)
-        return self.with_memory_checked(of_dtype, inputs, problem)
+        return self.with_memory_checked(same_dtype, inputs, problem)
 
 
 def _check_rows(name: str, x: Any, problem: Problem, layout: str) -> None:
-    """``x`` is one number per query, of the forward's dtype and contiguous."""
+    """Raises TypeError or ValueError unless ``x`` has one number per query, is contiguous, and has lse's dtype."""
     shape, dtype = problem.lse_shape, problem.lse_dtype
     check_rows(name, x.shape, shape, layout)
     if x.dtype != dtype:

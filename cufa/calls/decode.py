@@ -68,8 +68,8 @@ def flash_decode(
         8 (16 with an 8-bit cache on a GPU), at most 256 (64, 128 and 256 are fast).
     k_cache, v_cache : array, (batch, kv_heads, capacity, head_dim)
         With ``block_table``: pages, (num_pages, kv_heads, page_size, head_dim), page_size from 1 up (16,
-        64, 128 and 256 are fast). q's dtype, or uint8 that holds float8_e4m3. v_cache's head_dim, which out has, may
-        differ (not with uint8). heads must be a multiple of kv_heads (GQA, MQA): query head h uses key/value head
+        64, 128 and 256 are fast). q's dtype, or uint8 that holds float8_e4m3. v_cache may have another head_dim, which
+        out then has (not with uint8). heads must be a multiple of kv_heads (GQA, MQA): query head h uses key/value head
         ``h // (heads // kv_heads)``.
     cache_seqlens : int32 array, (batch,), optional
         Tokens of each sequence that are valid before this call. None: the whole capacity. A GPU array is read by the
@@ -79,18 +79,19 @@ def flash_decode(
         Entry (b, i) is the page that holds the ``page_size`` tokens of sequence b from ``i * page_size`` on. Entries
         past a sequence's length are not used. A NumPy array beside device arrays is copied by each call.
     k_new, v_new : array, (batch, kv_heads, new_tokens, head_dim), optional
-        New tokens in the cache's dtype (with scales per token or block also in q's), written into the caches from
-        ``cache_seqlens`` on, then attended to: the length is ``cache_seqlens + new_tokens``. ``cache_seqlens`` is not
-        changed. No two tokens may be appended to one slot of a page. Lengths and block table on the host are checked
-        for this; on a GPU one of the tokens is lost.
+        New tokens in the cache's dtype, or with scales per token or block in q's. The call writes them into the caches
+        from ``cache_seqlens`` on, then attends to them: the length is ``cache_seqlens + new_tokens``. ``cache_seqlens``
+        is not changed. No two tokens may be appended to one slot of a page. Lengths and block table on the host are
+        checked for this; on a GPU one of the tokens is lost.
     k_scale, v_scale : float32 array, (kv_heads,), or one number on the host
-        With a cache of uint8: a key is ``k_scale[kv_head]`` times its float8_e4m3 numbers. Finite; k_scale at least 0.
-        Or, whatever the layout, a scale per token, (batch, kv_heads, capacity), in pages (num_pages,
-        kv_heads, page_size), or per block, (batch, kv_heads, blocks) as :func:`quantize` makes blocks of keys, in pages
-        (num_pages, kv_heads); contiguous, where the cache is, above 0 and finite where tokens are valid, not checked.
-        Then the call quantises ``k_new`` in q's dtype and writes its scales. The scale of a token puts its largest
-        magnitude at 448. A block that the call begins gets 8 times that scale, so that later tokens fit. Tokens
-        appended to an older block take the block's scale; magnitudes beyond 448 times the scale become 448.
+        With a cache of uint8: a key is ``k_scale[kv_head]`` times its float8_e4m3 elements. Scales are finite; k_scale
+        is at least 0. Other shapes, in either layout: a scale per token, (batch, kv_heads, capacity), or in pages
+        (num_pages, kv_heads, page_size); or a scale per block of keys (see :func:`quantize`), (batch, kv_heads,
+        blocks), or in pages (num_pages, kv_heads). These scales are contiguous, lie where the cache lies, and are
+        finite and above 0 for valid tokens; values are not checked. With them the call quantises a ``k_new`` in q's
+        dtype and writes its scales. A token's scale maps its largest magnitude to 448. A block that the call begins
+        gets 8 times that scale, so that later tokens fit. Tokens appended to an older block take the block's scale;
+        magnitudes beyond 448 times the scale become 448.
     window : (left, 0), optional
         A token sees its own key and the ``left`` keys before it. Keys that no token sees are not read.
     mask : cufa.masks, optional
@@ -104,8 +105,8 @@ def flash_decode(
     alibi_slopes : array, (heads,) or (batch, heads), optional
         ALiBi, as for :func:`flash_attention`; distances are those within the sequence.
     sink : array, (heads,), optional
-        A logit of each query head that joins the denominator, as for :func:`flash_attention`. float32 where it is on a
-        GPU, as slopes are.
+        A logit of each query head that joins the denominator, as for :func:`flash_attention`. Sinks and slopes on a GPU
+        are float32.
     score, bias : cufa.score, array, optional
         As for :func:`flash_attention`: i counts the call's tokens, j the sequence's keys, and key i + delta is token
         i's own. Not with softmax_max="bound".
@@ -118,42 +119,44 @@ def flash_decode(
         "fixed": the same number of splits for each sequence; "balanced": shares of all tiles, at most ``num_splits``.
         Both change the result by rounding only.
     softmax_max : "bound", number or float32 array (heads,), optional
-        The maximum that the softmax subtracts, fixed before the first score: no tile rescales its results
-        (FlashDecoding++). "bound": norm of the query times ``key_norms``, or the softcap, which bounds every score;
-        rows whose bound is too large, 42 in scaled scores with bfloat16 queries and caches, 3.8 otherwise, have their
-        own maxima. A number, or one of each query head: see :func:`calibrate_softmax_max`; rows whose sums of
-        ``exp(score - softmax_max)`` leave 2^-90 … 2^64 (bfloat16) or 2^-4 … 2^15 in some split are computed again with
-        their own maxima. The result is the same but for rounding, for any number. Needs ``|v|`` below 9e18.
+        A maximum, fixed before the first score, that the softmax subtracts: no tile rescales earlier results
+        (FlashDecoding++). "bound": an upper bound of the row's scores, the softcap or the query's norm times
+        ``key_norms``. A row whose bound exceeds 42 (bfloat16 queries and caches) or 3.8 (all others), in scaled scores,
+        uses its own maximum. A number, or one per query head: see :func:`calibrate_softmax_max`. If a split's sum of
+        ``exp(score - softmax_max)`` leaves 2^-90 … 2^64 (bfloat16) or 2^-4 … 2^15 (all others), the row is computed
+        again with its own maximum. Any number gives the same result up to rounding. Needs ``|v|`` below 9e18.
     key_norms : float32 array, (batch, kv_heads), optional
-        With softmax_max="bound" and no softcap: a bound of the norm of each sequence's keys, as :func:`key_norms` makes
-        it. Raised in place to those of ``k_new``.
+        Required with softmax_max="bound" and no softcap: an upper bound of the norms of each sequence's keys, made by
+        :func:`key_norms`. The call raises it in place if a key of ``k_new`` has a larger norm.
     invariant : bool
-        On one card the bits of a result depend on its sequence alone: not on other sequences, ``num_splits``, the page
-        size or the capacity; on a GPU neither on how many tokens one call decodes. Splits are chunks at fixed key
-        positions, merged in order. Not with ``schedule="balanced"`` or ``softmax_max``.
+        True: on one card the bits of a sequence's result do not depend on other sequences, ``num_splits``, the page
+        size or the capacity. On a GPU they do not depend on the number of tokens per call either. Splits are chunks at
+        fixed key positions, merged in order. Not with ``schedule="balanced"`` or ``softmax_max``.
     tree : int32 array (batch, tokens) or booleans (batch, tokens, tokens), optional
-        The last tokens of each sequence are a tree (speculative decoding): a token sees all keys before the first of
-        them, its ancestors and itself. Parents, each before its children, -1 for a root; or whether token i sees token
-        j, with True on the diagonal and False above. A tree on a GPU is not checked. Not with windows, masks or ALiBi.
+        The call's tokens of each sequence are a tree (speculative decoding): a token sees all keys before the tree, its
+        ancestors and itself. int32: each token's parent, which precedes the token, or -1 for a root. Booleans: whether
+        token i sees token j, with True on the diagonal and False above. A tree on a GPU is not checked. Not with
+        windows, masks or ALiBi.
     shared_prefix : (pages, numbers), optional
-        With ``block_table``: pages of each prefix, a list of int32 arrays (pages,), full pages only, and for each
-        sequence its prefix or -1, on the host. ``cache_seqlens`` and ``block_table`` describe the tokens that follow
-        the prefix. The prefix's pages are read once for all sequences that share it, in a launch of their own;
-        results are merged in q's dtype. Not with windows, masks, ALiBi, ``softmax_max`` or ``invariant``.
+        Requires ``block_table``. ``pages`` lists each prefix's pages: an int32 array (pages,) of full pages.
+        ``numbers``, on the host, is each sequence's index in this list, or -1 for no prefix. ``cache_seqlens`` and
+        ``block_table`` describe the tokens that follow the prefix. The prefix's pages are read once for all sequences
+        that share it, in a launch of their own; results are merged in q's dtype. Not with windows, masks, ALiBi,
+        ``softmax_max`` or ``invariant``.
     return_lse : bool
         Also return log-sum-exp of the scaled scores: natural log, (batch, heads, tokens),
         float32; float64 where q is.
     out : array, optional
-        Where to write the result: q's shape with v_cache's head_dim, q's dtype and kind; must not overlap an input.
+        An array that receives the result: q's dtype, q's shape with v_cache's head_dim, NumPy or CuPy as q. It must not
+        overlap an input.
     device : None, "cpu" or "cuda"
-        Where NumPy inputs are computed. None: on the GPU, if there is one that serves the call.
+        Where NumPy inputs are computed. None: on the GPU, if its kernels serve the call.
 
     Returns
     -------
     out, or (out, lse)
-        NumPy for NumPy inputs, CuPy for device arrays. A query that sees no key gives zeros and lse = -inf, with
-        a sink lse = sink.
-        For a fixed plan, repeated calls give the same bits.
+        NumPy for NumPy inputs, CuPy for device arrays. A query that sees no key gives zeros and lse = -inf (with a
+        sink: lse = sink). Repeated calls with one plan give the same bits.
 
     Raises
     ------
@@ -163,10 +166,9 @@ def flash_decode(
 
     Notes
     -----
-    Launches on CuPy's current stream and does not synchronise (NumPy inputs on a GPU do, to bring the
-    result back). With ``out=``, all arrays on the GPU, and after one warm-up call it can be captured in a
-    CUDA graph. Each capture has its own workspace (:func:`plan_decode` prints its size), which is released at the first
-    capture after the graph is destroyed.
+    Launches on CuPy's current stream, and synchronises only to copy results back to NumPy. With ``out=``, all arrays on
+    the GPU, and after one warm-up call, a call can be captured in a CUDA graph. Each capture has its own workspace
+    (:func:`plan_decode` prints its size), which is released at the first capture after the graph is destroyed.
 
     ``cache_seqlens`` and ``block_table`` on a GPU must not change while the call runs: several blocks read
     them. Change them on the same stream, or between replays. Lengths that change while a call runs may also spoil
@@ -174,8 +176,8 @@ def flash_decode(
 
     On a GPU, keys and values that some query token of a sequence sees must be finite: a tile is multiplied for all
     query tokens, and 0 · inf is NaN. Slots past a sequence's length may hold any values. Scaled scores must stay within
-    ±2e7 there, and denormal numbers count as 0, as in :func:`flash_attention`. Everywhere ``|v| * tokens`` must stay
-    below 3.4e38, as there.
+    ±2e7 on a GPU, and denormal numbers count as 0. On CPU and GPU ``|v| * tokens`` must stay below 3.4e38.
+    :func:`flash_attention` has the same limits.
 
     The CPU takes every combination. On a GPU (a band mask is ``causal()`` or ``window()``):
 
@@ -208,16 +210,16 @@ def flash_decode(
         }  # fmt: skip
         return prefixes.decode(flash_decode, q, k_cache, v_cache, shared_prefix, out, return_lse, given_too)
     if num_splits is not None and type(num_splits) is not int:
-        # Checked before the lookup of warm calls, to which 2.0 equals 2.
+        # Checked before the warm lookup, whose keys take 2.0 for 2.
         num_splits = check_num_splits(num_splits)
     given: tuple[Any, ...] = (
         q, k_cache, v_cache, cache_seqlens, block_table, k_new, v_new, k_scale, v_scale, out, None
     )  # fmt: skip
-    fixed, of_heads = None, None
+    fixed, head_maxima = None, None
     if softmax_max is not None:
-        fixed, of_heads = option_and_array(softmax_max)
-    if not (alibi_slopes is sink is key_norms is of_heads is tree is None):
-        given += alibi_slopes, sink, key_norms, of_heads, tree, *NO_SCORE
+        fixed, head_maxima = option_and_array(softmax_max)
+    if not (alibi_slopes is sink is key_norms is head_maxima is tree is None):
+        given += alibi_slopes, sink, key_norms, head_maxima, tree, *NO_SCORE
     change = None
     if score is not None or bias is not None:
         change = resolve_score(score, bias)
@@ -248,8 +250,8 @@ def plan_decode(
 
     Arrays may be given as shapes, with ``k_scale`` if tokens or blocks have scales; other arguments are those of
     :func:`flash_decode`. Plans do not depend on lengths, only on whether ``cache_seqlens`` is given:
-    ``cache_seqlens=True`` will do. ``dtype`` and ``cache_dtype`` are names such as "bfloat16" and "uint8", or dtypes of
-    NumPy's (default: the arrays'; for shapes bfloat16, also for the cache). ``device`` is None (what a call here
+    ``cache_seqlens=True`` suffices. ``dtype`` and ``cache_dtype`` are names such as "bfloat16" and "uint8", or dtypes
+    of NumPy's (default: the arrays'; for shapes bfloat16, also for the cache). ``device`` is None (what a call here
     would use), "cpu", "cuda", or an architecture such as "sm_90", planned for its typical card.
 
     >>> cufa.plan_decode((1, 32, 1, 128), (1, 8, 131072, 128), device="sm_90").spec.name
@@ -266,18 +268,20 @@ def plan_decode(
     shapes = {name: getattr(x, "shape", x) for name, x in given.items()}
     shapes["v_new"] = shapes["k_new"]
     shapes["cache_seqlens"] = None if cache_seqlens is None else ()
-    of_q = asked_dtype(getattr(given["q"], "dtype", "bfloat16") if dtype is None else dtype)
+    q_dtype = asked_dtype(getattr(given["q"], "dtype", "bfloat16") if dtype is None else dtype)
     optional = {name: x for name, x in (("alibi_slopes", alibi_slopes), ("sink", sink)) if x is not None}
-    of_cache = asked_dtype(getattr(given["k_cache"], "dtype", of_q) if cache_dtype is None else cache_dtype)
+    kv_dtype = asked_dtype(
+        getattr(given["k_cache"], "dtype", q_dtype) if cache_dtype is None else cache_dtype
+    )
 
     # Device arrays: the call cannot run on the CPU.
     stays = any(is_device_array(x) for x in given.values())
 
     def planned(found: Device | None) -> Plan:
         module = "cupy" if stays else "numpy"
-        names = dtypes(of_q, {"k_cache": of_cache}, on_gpu=found is not None, module=module)
+        names = dtypes(q_dtype, {"k_cache": kv_dtype}, on_gpu=found is not None, module=module)
         fine = names[0] != names[1] and len(shapes["k_scale"] or ()) > 1
-        quantize_new = fine and str(getattr(given["k_new"], "dtype", of_q)) == of_q
+        quantize_new = fine and str(getattr(given["k_new"], "dtype", q_dtype)) == q_dtype
         problem = optional_operands.planned(
             optional, make_decode_problem(shapes, *names, asked, quantize_new)
         )

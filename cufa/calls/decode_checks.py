@@ -30,7 +30,7 @@ Array = arrays.Array
 
 
 def check_gpu_serves(problem: Problem) -> None:
-    """Rows of e4m3 are read 16 bytes at a time."""
+    """Raises ValueError for a head dim of e4m3 that the kernels do not serve: they read 16 bytes of a row at a time."""
     if problem.k_element.name == _FLOAT8 and problem.head_dim % 16:
         raise ValueError(
             f"head_dim is {problem.head_dim} (last axis of q); with an 8-bit cache the GPU takes multiples "
@@ -76,12 +76,12 @@ class DecodeCall(Call):
     def check(self, on_gpu: bool) -> tuple[DecodeCall, Problem]:
         """The call with lengths, block table and scales as kernels read them, and its problem."""
         shapes = {name: None if x is None else x.shape for name, x in self.inputs.items()}
-        of_cache = {n: str(self.inputs[n].dtype) for n in _BIG[1:] if self.inputs[n] is not None}
+        cache_dtypes = {n: str(self.inputs[n].dtype) for n in _BIG[1:] if self.inputs[n] is not None}
         q = self.inputs["q"]
         module = "cupy" if is_device_array(q) else "numpy"
         fine = np.ndim(self.inputs["k_scale"]) > 1
-        names = dtypes(str(q.dtype), of_cache, on_gpu=on_gpu, module=module, quantizes=fine)
-        quantize_new = fine and of_cache.get("k_new") == names[0] != names[1]
+        names = dtypes(str(q.dtype), cache_dtypes, on_gpu=on_gpu, module=module, quantizes=fine)
+        quantize_new = fine and cache_dtypes.get("k_new") == names[0] != names[1]
         problem = make_decode_problem(shapes, *names, self.options, quantize_new)
         if on_gpu:
             check_gpu_serves(problem)
@@ -107,7 +107,7 @@ class DecodeCall(Call):
         return call, problem
 
     def _with_scales(self, inputs: dict[str, Any], problem: Problem) -> Problem:
-        """The problem with what shares a scale; ``inputs`` has the scales as kernels read them."""
+        """The problem with the modes of its scales. Sets the scales in ``inputs`` as kernels read them."""
         modes = []
         for name in ("k_scale", "v_scale"):
             x, mode = inputs[name], ""
@@ -128,7 +128,7 @@ class DecodeCall(Call):
 
     @classmethod
     def check_memory(cls, given: Mapping[str, Any]) -> None:
-        """With k_new, the caches are written to as well, and with it scales of tokens or blocks."""
+        """If k_new is given, the call also writes to the caches, to key_norms, and to scales per token or block."""
         super().check_memory(given)
         if given["k_new"] is not None:
             scales = ("k_scale", "v_scale") if np.ndim(given["k_scale"]) > 1 else ()
@@ -151,7 +151,7 @@ class DecodeCall(Call):
 
 
 def _with_tree(inputs: dict[str, Any], problem: Problem) -> Problem:
-    """The problem with the kind of its tree; ``inputs`` has the tree as kernels read it. One token needs no tree."""
+    """The problem with the kind of its tree. Sets the tree in ``inputs`` as kernels read it; None for one token."""
     tree = inputs.get("tree")
     if tree is None:
         return problem
@@ -173,8 +173,8 @@ def _with_tree(inputs: dict[str, Any], problem: Problem) -> Problem:
 def dtypes(
     q: str, cache: Mapping[str, str], *, on_gpu: bool, module: str = "numpy", quantizes: bool = False
 ) -> tuple[str, str]:
-    """The problem's dtype and cache_dtype, from the names of q's and of k_cache's and its companions'. ``quantizes``:
-    new tokens of q's dtype may come to a cache of 8 bits."""
+    """(dtype, cache_dtype) of the problem, from the names of the dtypes of q and of k_cache, v_cache and new tokens
+    (``cache``). ``quantizes``: an 8-bit cache also takes new tokens in q's dtype."""
     served = FORWARD_DTYPES[:2] if on_gpu else FORWARD_DTYPES
     if q not in served:
         where, cure = ("GPU", "float16") if on_gpu else ("CPU", "float32")
@@ -210,7 +210,7 @@ def _cure_of_cache(k_cache: str, q: str, served: tuple[str, ...]) -> str:
         return "such a cache is called 'uint8'"
     if k_cache.endswith("8") or "float8" in k_cache:
         return (
-            f"bits of float8_e4m3 can be viewed with k_cache.view('uint8'); other numbers of 8 bits must be "
+            f"bits of float8_e4m3 can be viewed with k_cache.view('uint8'); other 8-bit dtypes must be "
             f"converted: k_cache.astype({q!r}), or (k / k_scale) as float8_e4m3"
         )
     return f"convert the cache with k_cache.astype({q!r})"
@@ -232,10 +232,11 @@ def scale_mode(
 
 
 def _check_fine_scale(name: str, x: Array, *, on_device: bool, writes: bool) -> None:
-    """A scale per block or token, which the kernels read in place."""
+    """Raises TypeError or ValueError unless kernels can read a scale per block or token in place."""
     if is_device_array(x) != on_device:
         raise TypeError(
-            f"{name} has shape {x.shape}: scales of tokens or blocks are where the cache is: kernels read them in place"
+            f"{name} has shape {x.shape}: scales of tokens or blocks must be where the cache is: "
+            "kernels read them in place"
         )
     if str(x.dtype) != "float32" or not x.flags.c_contiguous:
         raise TypeError(
@@ -249,18 +250,18 @@ def _check_fine_scale(name: str, x: Array, *, on_device: bool, writes: bool) -> 
 
 
 def _scales(name: str, x: Array, problem: Problem) -> Array:
-    """float32 (kv_heads,) with an 8-bit cache, None with any other."""
+    """The scale per head as kernels read it: float32 (kv_heads,) for an 8-bit cache, None for other caches."""
     eight_bits = problem.k_element.name == _FLOAT8
     if x is None:
         if eight_bits:
             raise ValueError(
                 f"{name} is missing: a uint8 cache holds float8_e4m3 times a float32 scale for each of the "
-                f"{problem.kv_heads} key/value heads; for none pass {name}=1"
+                f"{problem.kv_heads} key/value heads; for no scale pass {name}=1"
             )
         return None
     if not eight_bits:
         raise ValueError(
-            f"{name} goes with a cache of uint8 (float8_e4m3); this one is {problem.k_element.name}"
+            f"{name} goes with a cache of uint8 (float8_e4m3); this cache is {problem.k_element.name}"
         )
     shape = (problem.kv_heads,)
     on_device = is_device_array(x)
@@ -269,7 +270,7 @@ def _scales(name: str, x: Array, problem: Problem) -> Array:
     words = "(kv_heads,), or one number on the host"
     optional_operands.check_small(name, x, "float32", "fiu", (shape,), words)
     if not on_device:
-        with np.errstate(all="ignore"):  # what is too large for float32 is infinite, and refused below
+        with np.errstate(all="ignore"):  # too large for float32: infinite, and refused below
             given, x = x, np.ascontiguousarray(x, np.float32)
         if not np.isfinite(x).all():
             raise ValueError(f"{name} must be finite in float32, but holds {given[~np.isfinite(x)][0]}")

@@ -53,8 +53,8 @@ def run_on_cpu(call: Call) -> dict[str, Any]:
     call, problem = call.check(on_gpu=False)
     if not problem.known:
         raise ValueError(
-            f"mask, {problem.mask}, has its numbers on a GPU, or has lost them, but {call.first[0]} is computed on the "
-            "CPU: pass mask.on_host(), or make it anew"
+            f"the values of mask, {problem.mask}, are on a GPU or were not stored, but {call.first[0]} is computed on "
+            "the CPU: pass mask.on_host(), or make the mask anew"
         )
     plan = plan_for(problem, None, call.options)
     results = call.allocate(problem, np.empty)
@@ -66,7 +66,7 @@ def run_on_cpu(call: Call) -> dict[str, Any]:
 
 
 def run_on_gpu_from_host(call: Call) -> dict[str, Any]:
-    """NumPy arrays: copy to the GPU, compute, copy back; synchronous. Inputs that the call writes are copied back last:
+    """NumPy arrays: copy to the GPU, compute, copy back; synchronous. Inputs that the call writes are updated last:
     copying the results raises errors of asynchronous launches first."""
     check_not_capturing(call.first[0])
     call, problem = call.check(on_gpu=True)
@@ -91,9 +91,9 @@ def run_on_gpu_from_host(call: Call) -> dict[str, Any]:
 def run_on_gpu(
     call: Call, key: tuple[Any, ...] | None, options: tuple[Any, ...] | None = None
 ) -> dict[str, Any]:
-    """CuPy arrays, asynchronously; remembered under ``key`` for :func:`~cufa.calls.warm.find`. A call without a
-    key, because it has small host arrays, is remembered by ``options`` and its problem: later calls are checked, but
-    not planned."""
+    """Launch a call with CuPy arrays, without waiting for it, and remember the call under ``key``
+    (:func:`~cufa.calls.warm.find`). A call with small host arrays has no key: its ``options`` and problem are the key,
+    so that later calls are checked but not planned."""
     call, problem = call.check(on_gpu=True)
     for name, x in call.inputs.items():
         if isinstance(x, np.ndarray):
@@ -104,7 +104,7 @@ def run_on_gpu(
     cuda, device_id = cuda_module(), call.first[1].data.device_id
     _gpu_process = os.getpid()
     with cupy.cuda.Device(device_id):
-        call = dataclasses.replace(call, inputs=_on_device(call.inputs))
+        call = dataclasses.replace(call, inputs=_copied_to_gpu(call.inputs))
         if key is None and options is not None and not problem.empty:
             there = call.operation.in_order({**call.inputs, **call.results})
             seen, key, places = find(call.operation, there, (options, problem))
@@ -138,7 +138,7 @@ def with_memory(problem: Problem, given: Mapping[str, Any]) -> Problem:
     )
 
 
-def _on_device(inputs: dict[str, Any]) -> dict[str, Any]:
+def _copied_to_gpu(inputs: dict[str, Any]) -> dict[str, Any]:
     """Copy small host arrays to the GPU of the other inputs."""
     import cupy
 
@@ -146,7 +146,7 @@ def _on_device(inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def plan_for(problem: Problem, device: Device | None, options: Options) -> Plan:
-    """The plan for this machine, with the kernels and tiles that were measured fastest on it."""
+    """The plan for ``device``, with the kernels and tiles that were measured fastest on it. None: the CPU path."""
     if device is None:
         return make_plan(problem, None, options.algorithm, num_splits=options.num_splits)
     tiles, kernels = tuning.load(device.name), tuning.fastest_kernels(device.name)
@@ -205,7 +205,7 @@ def cuda_module() -> Any:
 
 @functools.cache
 def gpu_available() -> bool:
-    """A driver, CuPy and a GPU that the kernels run on."""
+    """Whether there are a driver, CuPy and a GPU that the kernels run on."""
     try:
         cuda = cuda_module()
     except ImportError:
@@ -275,8 +275,8 @@ def plan_shapes(
         raise no_scaled_cache()
     if in_cache:
         given = {"q": q, "k": k, "v": v, **optional}
-        of_scores = {name: given.pop(name, None) for name in ("alibi_slopes", "sink")}
-        problem, optional = _planned_cache(given, name, options), of_scores
+        per_head = {name: given.pop(name, None) for name in ("alibi_slopes", "sink")}
+        problem, optional = _planned_cache(given, name, options), per_head
     else:
         problem = make_problem(shapes, float8.NAME if in_8_bits else name, options)
     problem = dataclasses.replace(problem, operation=operation)
@@ -300,13 +300,14 @@ def _planned_cache(given: dict[str, Any], dtype: str, options: Options) -> Probl
     """The problem of a plan with keys in a cache. A shape stands for an array."""
     from .cached import cached_problem
 
-    there = {name: _of_shape(name, x, dtype) if isinstance(x, tuple) else x for name, x in given.items()}
+    there = {name: _stand_in(name, x, dtype) if isinstance(x, tuple) else x for name, x in given.items()}
     known = not isinstance(given.get("block_table"), tuple)
     return cached_problem(optional_operands.read(there, None), dtype, options, table_is_known=known)[1]
 
 
-def _of_shape(name: str, shape: tuple[int, ...], dtype: str) -> npt.NDArray[Any]:
-    """An array that is planned with: a tree of roots, or one that nothing reads."""
+def _stand_in(name: str, shape: tuple[int, ...], dtype: str) -> npt.NDArray[Any]:
+    """An array for planning in place of a shape: a tree of roots, a table without pages, or an array that nothing
+    reads."""
     if name == "tree" and len(shape) == 3:
         return np.broadcast_to(np.eye(*shape[1:], dtype=bool), shape)
     if name in ("block_table", "tree"):

@@ -35,7 +35,7 @@ class Float8Call(ForwardCall):
         device: Any, options: tuple[Any, ...],
     ) -> Any:  # fmt: skip
         """The public call's result. ``asked``: arguments of :func:`~cufa.problem.options.read_forward`. ``options``:
-        those of the warm lookup, to which :meth:`warm_result` adds its own."""
+        options of the warm lookup, which :meth:`warm_result` extends."""
         found, options = cls.warm_result(given, scales, out_dtype, accumulate, options)
         if found is not None:
             return found
@@ -52,8 +52,8 @@ class Float8Call(ForwardCall):
         wanted: Sequence[str],
         options: Options,
     ) -> Self:
-        """The call of ``given``, the operands of a forward call without scales, and three scales. Raises TypeError or
-        ValueError, naming the argument, for what is not served and for what is missing."""
+        """The call with the three ``scales`` and ``given``, the operands of a forward call without scales. Raises
+        TypeError or ValueError, naming the argument, for an unsupported or missing argument."""
         out_dtype = _OUT_DTYPES[0] if out_dtype is None else out_dtype
         check_choice("out_dtype", out_dtype, {name: repr(name) for name in _OUT_DTYPES})
         if options.algorithm not in ("auto", "fa3", "fa2"):
@@ -71,7 +71,7 @@ class Float8Call(ForwardCall):
         for name, x in zip("qkv", scales, strict=True):
             if x is None:
                 raise ValueError(
-                    f"{name}_scale is missing: {name} of e4m3 is {name}_scale times its numbers; pass the scale that "
+                    f"{name}_scale is missing: {name} is {name}_scale times its e4m3 elements; pass the scale that "
                     f"cufa.quantize(..., role={name!r}) returns, or {name}_scale=1.0"
                 )
         scales = [np.asarray(x) if isinstance(x, (int, float, np.number)) else x for x in scales]
@@ -88,8 +88,8 @@ class Float8Call(ForwardCall):
         accumulate: Any,
         options: tuple[Any, ...],
     ) -> tuple[Any, tuple[Any, ...]]:
-        """(result, options): the result if an earlier call on a GPU had arrays of the same layout, else None; the
-        ``options`` of :func:`~cufa.calls.dispatch.run`. ``given`` and ``scales`` are as for :meth:`of`."""
+        """(the result if an earlier call on a GPU had arrays of the same layout, else None; ``options`` for
+        :func:`~cufa.calls.dispatch.run`). ``given`` and ``scales`` are as for :meth:`of`."""
         q, k, v, *others = given
         form = None
         if type(v) is QuantizedValues:
@@ -185,13 +185,13 @@ def _bytes(name: str, x: Any) -> Any:
 
 
 def _checked_scale(name: str, x: Any, problem: Problem) -> tuple[Any, str]:
-    """The scale from :func:`checked_numbers`, and its mode: what shares a scale."""
+    """(the scale from :func:`checked_numbers`, its mode of :data:`cufa.problem.float8.MODES`)."""
     argument = f"{name}_scale"
-    of_queries, lengths = name == "q", problem.lengths
-    heads = problem.heads if of_queries else problem.kv_heads
-    seqlen = problem.seqlen_q if of_queries else problem.seqlen_k
+    is_query, lengths = name == "q", problem.lengths
+    heads = problem.heads if is_query else problem.kv_heads
+    seqlen = problem.seqlen_q if is_query else problem.seqlen_k
     if isinstance(lengths, Packed):
-        seqlen = lengths.total_q if of_queries else lengths.total_k
+        seqlen = lengths.total_q if is_query else lengths.total_k
     block = float8.block_of(name, problem.head_dim)
     mode = float8.mode_of(argument, x.shape, block, heads, problem.batch, seqlen, lengths)
     if name == "v" and mode == "token":
@@ -203,7 +203,7 @@ def _checked_scale(name: str, x: Any, problem: Problem) -> tuple[Any, str]:
 
 
 def checked_numbers(argument: str, x: Any) -> Any:
-    """A scale as float32. Numbers on the host are positive and finite."""
+    """A scale as float32. Raises ValueError unless all numbers of a host array are positive and finite."""
     if x.dtype.kind not in "fiu":
         raise TypeError(
             f"{argument} is {x.dtype}: it takes float32; convert with {argument}.astype('float32')"
@@ -215,13 +215,13 @@ def checked_numbers(argument: str, x: Any) -> Any:
                 f"cupy.ascontiguousarray({argument}, 'float32')"
             )
         return x
-    with np.errstate(all="ignore"):  # what is too large for float32 is infinite, and refused below
+    with np.errstate(all="ignore"):  # too large for float32: infinite, and refused below
         found = np.ascontiguousarray(x, np.float32).reshape(x.shape)
     wrong = ~(np.isfinite(found) & (found > 0))
     if wrong.any():
         place = np.argwhere(wrong)[0].tolist()
         raise ValueError(
-            f"{argument}{place or ''} is {x[tuple(place)]}: in float32 it must be finite and above 0; for numbers that "
-            "are not scaled pass 1"
+            f"{argument}{place or ''} is {x[tuple(place)]}: in float32 it must be finite and above 0; for no scale "
+            "pass 1"
         )
     return found

@@ -79,7 +79,7 @@ def flash_attention(
         axis; read in place. head_dim is a multiple of 8, at most 256.
     k, v : array, (batch, kv_heads, seqlen_k, head_dim)
         Same dtype and place as q. heads must be a multiple of kv_heads: query head h uses key/value
-        head ``h // (heads // kv_heads)`` (GQA, MQA), never copied. v's head_dim may differ, and out has v's.
+        head ``h // (heads // kv_heads)`` (GQA, MQA), never copied. v may have another head_dim, which out then has.
     causal : bool
         Query i sees keys up to ``i + seqlen_k - seqlen_q``: aligned bottom-right, so that the last query
         sees the last key, as decoding with a cache needs. (PyTorch's ``is_causal`` is aligned top-left:
@@ -89,12 +89,12 @@ def flash_attention(
         is unbounded. With ``causal=True`` right must be 0 or None, which then means 0: ``(3, 4)`` is refused. Tiles
         outside the window are neither read nor computed.
     mask : cufa.masks, or array of bool, optional
-        In place of ``causal`` and ``window``: any of :mod:`cufa.masks`, or booleans, True where a query sees a key,
-        (seqlen_q, seqlen_k) or (batch or 1, heads or 1, seqlen_q or 1, seqlen_k or 1), heads of q or of k. Every call
-        reads booleans anew; :func:`cufa.masks.from_dense` reads a matrix once. Masks of the builders may differ between
-        key/value heads, whose query heads share them; booleans, and functions of :func:`cufa.masks.where`, also between
-        query heads. Each builder says whether arrays on a GPU are copied when the mask is made, or
-        read by every call and replay of a graph: then their owner may change them.
+        A mask of :mod:`cufa.masks`, or booleans that are True where a query sees a key, in place of ``causal`` and
+        ``window``. Booleans are (seqlen_q, seqlen_k) or (batch or 1, heads or 1, seqlen_q or 1, seqlen_k or 1), with
+        heads of q or of k. Every call reads booleans anew; :func:`cufa.masks.from_dense` reads a matrix once. A
+        builder's mask may differ between key/value heads; booleans and functions of :func:`cufa.masks.where` may also
+        differ between query heads. Each builder says when arrays on a GPU are read: once, when the mask is made, or by
+        every call and replay of a graph, so that their owner may change them.
     softcap : float, optional
         Scaled scores s become ``softcap · tanh(s / softcap)`` before the mask (Gemma 2). Above 0, at most
         10,000.
@@ -102,8 +102,8 @@ def flash_attention(
         Softmax scale, finite and ≥ 0. Default 1/√head_dim.
     alibi_slopes : array, (heads,) or (batch, heads), optional
         ``slope · |i + δ - j|`` is subtracted from the score of query i and key j, after the soft cap (ALiBi, Press et
-        al., 2022, section 3). δ is the mask's: seqlen_k - seqlen_q unless its diagonal differs. Slopes of any sign;
-        finite ones beyond ±1e30 behave as ±1e30.
+        al., 2022, section 3). δ is the mask's diagonal, by default seqlen_k - seqlen_q. Slopes of any sign; finite ones
+        beyond ±1e30 behave as ±1e30.
     sink : array, (heads,), optional
         A logit of each query head that joins the softmax denominator of every row, after the mask; lse includes it
         (gpt-oss). It has no value vector. A row that sees no key gives zeros and lse = sink. -inf: no sink. Finite
@@ -111,27 +111,28 @@ def flash_attention(
     seqlens_q, seqlens_k : int32 array, (batch,), optional
         Sequence b is the first ``seqlens_q[b]`` queries and the first ``seqlens_k[b]`` keys of batch entry b. The
         padding after them is ignored; it may contain NaN, and its rows give zeros and lse = -inf. Masks are aligned to
-        each sequence: its last query's own key is its last. For concatenated sequences see
+        each sequence: its last query has the position of its last key. For concatenated sequences see
         :func:`flash_attention_varlen`. Lengths on a GPU are read by kernels only, unchecked: their owner may change
         them between calls and between replays of a graph. Lengths on the host are checked, and copied by each call.
     score : cufa.score, optional
-        A change of scaled scores, written in NumPy: :func:`cufa.score`. It comes before the soft cap.
+        A change of scaled scores, written in NumPy: :func:`cufa.score`. It is applied before the soft cap.
     bias : array, (batch or 1, heads or 1, seqlen_q or 1, seqlen_k or 1), optional
         Added to scaled scores, in place of ``score``: any float dtype and strides, read in place.
     dropout : float, optional
         Probability with which each weight is dropped, from 0 to below 1, rounded to a multiple of 1/256 (above 0: at
-        least 1/256). Kept weights are multiplied by 1 / (1 - dropout); lse is that of all weights. Which weights are
+        least 1/256). Kept weights are multiplied by 1 / (1 - dropout); lse includes dropped weights. Which weights are
         kept depends on seed, sequence, query head and the positions of query and key in their sequence only:
-        :func:`dropout_mask`. On a GPU not with a cache, nor with split keys.
+        :func:`dropout_mask`. On a GPU, dropout takes neither a cache nor split keys.
     seed : int, or array of two 64-bit integers, optional
         The key of dropout's generator (Philox4x32-10), from 0 to 2**64 - 1. An array holds (seed, number): calls whose
-        numbers differ in the low 32 bits drop other weights. An array on the GPU is read by kernels only: its owner may
-        change it between calls and replays of a graph, but not before the backward. An int is copied by each call.
+        numbers differ in the low 32 bits drop different weights. An array on the GPU is read by kernels only: its owner
+        may change it between calls and replays of a graph, but only after the backward has run. An int is copied by
+        each call.
     cache_seqlens : int32 array, (batch,), optional
         k and v are a cache, in which sequence b has ``cache_seqlens[b]`` keys before this call; None with
         ``block_table``: the cache is full. Not together with ``seqlens_k``. Masks are aligned to each sequence: its
-        last query's own key is its last. Slots past a sequence's keys may hold NaN. GPU: float16 and bfloat16, band
-        masks.
+        last query has the position of its last key. Slots past a sequence's keys may hold NaN. GPU: float16 and
+        bfloat16, band masks.
     block_table : int32 array, (batch, max_pages), optional
         k and v are pages, (num_pages, kv_heads, page_size, head_dim): entry (b, i) is the page with the ``page_size``
         keys of sequence b from ``i * page_size`` on. Entries that no query sees are not used. FA3 takes pages of
@@ -141,13 +142,13 @@ def flash_attention(
         ``seqlens_q`` the first ``seqlens_q[b]`` of them.
     tree : int32 array, (batch, tokens), or bool array, (batch, tokens, tokens), optional
         With a cache: the queries of a sequence, at most 64, are a tree's tokens, as speculative decoding checks them.
-        A token sees all keys before the new tokens, its ancestors and itself. Parents, each before its children, -1 for
-        a root; or whether token i sees token j, with True on the diagonal and False above. Not with windows, masks or
-        ALiBi. A tree on a GPU is not checked.
+        A token sees all keys before the new tokens, its ancestors and itself. int32: each token's parent, which
+        precedes the token, or -1 for a root. Booleans: whether token i sees token j, with True on the diagonal and
+        False above. Not with windows, masks or ALiBi. A tree on a GPU is not checked.
     invariant : bool
-        With a cache, on a GPU: on one card the bits of a query's result depend on its own sequence alone: not on other
-        sequences, the page size, or how many queries a call brings (chunks of a prompt, or one by one). Of page sizes
-        that one kernel takes: FA3's and FA2's bits differ, and so do :func:`flash_decode`'s.
+        With a cache, on a GPU. True: on one card the bits of a query's result do not depend on other sequences, the
+        page size, or the number of queries per call (chunks of a prompt, or one by one). FA3, FA2 and
+        :func:`flash_decode` give different bits, and the page size may decide between FA3 and FA2.
     layout : "bhsd" or "bshd"
         Axis order of q, k, v and the result: (batch, heads, seqlen, head_dim), or with seqlen before heads.
     algorithm : "auto", "fa3", "fa2", "fa2_noskip", "fa1" or "naive"
@@ -179,12 +180,13 @@ def flash_attention(
         Also return log-sum-exp of the scaled scores: natural log, (batch, heads, seqlen_q),
         float32; float64 where q is.
     out : array, optional
-        Where to write the result: q's shape with v's head_dim, q's dtype and kind; must not overlap an input.
+        An array that receives the result: q's dtype, q's shape with v's head_dim, NumPy or CuPy as q. It must not
+        overlap an input.
     lse : array, optional
-        Where to write lse, with ``return_lse=True``: its shape and dtype, q's kind, contiguous.
+        A contiguous array that receives lse, with ``return_lse=True``: lse's shape and dtype, NumPy or CuPy as q.
     device : None, "cpu" or "cuda"
-        Where NumPy inputs are computed. None: on the GPU, if there is one that serves the call. Device arrays are
-        computed on their own GPU.
+        Where NumPy inputs are computed. None: on the GPU, if its kernels serve the call. Device arrays are computed on
+        their own GPU.
 
     Returns
     -------
@@ -198,13 +200,14 @@ def flash_attention(
 
     Notes
     -----
-    Launches on CuPy's current stream and does not synchronise (NumPy inputs on a GPU do, to bring the
-    result back). With ``out=`` and after one warm-up call it can be captured in a CUDA graph.
+    Launches on CuPy's current stream, and synchronises only to copy results back to NumPy. With ``out=`` and after one
+    warm-up call, a call can be captured in a CUDA graph.
 
-    With inputs of float8_e4m3, weights are rounded to e4m3 too, relative to the maximum of their row after their tile
-    of keys. Tiles go from the last key to the first; sums are float32 (on a GPU see ``accumulate``). For standard
-    normal inputs this adds an error of 2 to 3% of the result's norm to that of quantising them. A GPU takes scales of q
-    and k per tensor, head or block, of v per tensor or head, and writes bfloat16 or float16.
+    With inputs of float8_e4m3, weights are rounded to e4m3 too, relative to their row's maximum up to and including
+    their tile of keys. Tiles go from the last key to the first; sums are float32 (on a GPU see ``accumulate``). For
+    standard normal inputs this adds an error of 2 to 3% of the result's norm to the error of quantised inputs. A GPU
+    takes scales of q and k per tensor, head or block, and scales of v per tensor or head; it writes bfloat16 or
+    float16.
 
     The CPU takes every combination. On a GPU (a band mask is ``full()``, ``causal()`` or ``window()``):
 
@@ -236,9 +239,9 @@ def flash_attention(
     """
     if unknown:
         raise unknown_keyword(flash_attention, unknown)
-    if type(causal) is not bool:  # before the warm lookup, to which 1.0 equals True
+    if type(causal) is not bool:  # before the warm lookup, whose keys take 1.0 for True
         causal = check_causal(causal)  # type: ignore[unreachable]
-    changes = None  # most calls pass none of these: their key stays short
+    changes = None  # most calls pass none of these options: their lookup key stays short
     given: tuple[Any, ...] = q, k, v, out, lse
     if window is not None or mask is not None or softcap is not None:
         plain = mask is None and softcap is None
@@ -257,7 +260,7 @@ def flash_attention(
         dropped, seed = resolve_dropout(dropout, seed)
         given = with_seed(FORWARD, given, seed)
     if num_splits is not None and type(num_splits) is not int:
-        num_splits = check_num_splits(num_splits)  # before the warm lookup, to which 1.0 equals 1
+        num_splits = check_num_splits(num_splits)  # before the warm lookup, whose keys take 1.0 for 1
     if type(invariant) is not bool:
         invariant = check_flag("invariant", invariant)  # type: ignore[unreachable]
     options = (
@@ -317,15 +320,12 @@ def plan(
     """The plan of :func:`flash_attention`: kernel, tiles, launches, workspace in bytes, and why. Needs no GPU and runs
     nothing. For :func:`flash_decode` see :func:`plan_decode`.
 
-    q, k and v are arrays or shapes; k and v default to q. ``causal``, ``window``, ``mask``, ``softcap``, ``scale``,
-    ``alibi_slopes``, ``sink`` (True will do for these two), ``seqlens_q``, ``seqlens_k``, ``score``, ``bias``,
-    ``dropout``, ``cache_seqlens``, ``block_table``, ``k_new``, ``v_new``, ``tree`` (shapes will do for these four),
-    ``invariant``, ``layout``, ``algorithm``, ``num_splits`` and ``precision`` are as for :func:`flash_attention`.
-    ``dtype`` is a name such as "float16", or a dtype of NumPy's (default: the arrays', or bfloat16 for shapes);
-    "float8_e4m3" is planned with scales per head, transposed values and bfloat16 results.
-    ``kv_dtype="float8_e4m3"``: keys and values of e4m3 under 16-bit queries. ``device`` is None (the device that a call
-    here would use), "cpu", "cuda", or an architecture such as "sm_90", planned for its typical card. Raises TypeError
-    or ValueError as :func:`flash_attention` does.
+    q, k and v are arrays or shapes; k and v default to q. ``alibi_slopes`` and ``sink`` may be True in place of an
+    array; ``block_table``, ``k_new``, ``v_new`` and ``tree`` may be shapes. ``dtype`` is a name such as "float16", or a
+    dtype of NumPy's (default: the arrays', or bfloat16 for shapes); "float8_e4m3" is planned with scales per head,
+    transposed values and bfloat16 results. ``kv_dtype="float8_e4m3"``: keys and values of e4m3 under 16-bit queries.
+    ``device`` is None (the device that a call here would use), "cpu", "cuda", or an architecture such as "sm_90",
+    planned for its typical card. All other arguments, and errors, are as for :func:`flash_attention`.
 
     >>> cufa.plan((1, 8, 4096, 128), causal=True, device="sm_90").spec.name
     'fa3_forward'
@@ -352,10 +352,12 @@ def plan(
     if kv_dtype is None:
         return found
     check_choice("kv_dtype", kv_dtype, {NAME: repr(NAME)})
-    of_q = found.problem
-    if of_q.dtype == NAME:
+    problem = found.problem
+    if problem.dtype == NAME:
         raise ValueError(f"kv_dtype={kv_dtype!r} with q of {NAME}: leave it out")
     from .widened import REASON
 
-    size = 2 * math.prod(of_q.shapes[1]) * of_q.itemsize
-    return dataclasses.replace(found, reasons=(*found.reasons, REASON.format(dtype=of_q.dtype, bytes=size)))
+    size = 2 * math.prod(problem.shapes[1]) * problem.itemsize
+    return dataclasses.replace(
+        found, reasons=(*found.reasons, REASON.format(dtype=problem.dtype, bytes=size))
+    )

@@ -21,7 +21,7 @@ _ANSWERS = (
         "it changes scores by alibi_slopes= and softcap= only",
     ),
     ("dropout_p dropout_rate", "dropout", "dropout= and seed="),
-    ("dropout_p dropout dropout_rate seed", "", "dropout is of training, leave it out"),
+    ("dropout_p dropout dropout_rate seed", "", "dropout is for training, leave it out"),
     ("enable_gqa", "", "query heads share key/value heads wherever q has more heads, leave it out"),
     ("is_causal", "causal", 'causal=True (bottom-right), or mask=cufa.masks.causal("top-left")'),
     ("causal is_causal", "cache_seqlens", "decoding is causal, leave it out"),

@@ -19,7 +19,7 @@ _MOST_ELEMENTS = 1 << 26
 
 
 def option_and_array(x: Any) -> tuple[Any, Any]:
-    """``softmax_max`` as an option and, if heads have their own, as an array."""
+    """(``softmax_max`` as an option, the array of the heads' own maxima or None)."""
     single = isinstance(x, (str, int, float, np.integer, np.floating)) and not isinstance(x, bool)
     return (x, None) if x is None or single else ("heads", x)
 
@@ -92,7 +92,7 @@ def key_norms(
         wide *= wide
         norms[first : first + step] = xp.sqrt(wide.sum(axis=-1))
     if k_scale is not None:
-        norms *= _of_slots(xp.asarray(k_scale, np.float32), k, block_table is not None, xp)
+        norms *= _slot_scales(xp.asarray(k_scale, np.float32), k, block_table is not None, xp)
     if block_table is not None:
         pages = norms[xp.clip(xp.asarray(block_table), 0, len(k) - 1)].swapaxes(1, 2)
         norms = pages.reshape(*pages.shape[:2], -1)
@@ -112,7 +112,7 @@ def _widened(x: Any, xp: Any) -> Any:
     return x.astype(np.float32)
 
 
-def _of_slots(scale: Any, k: Any, paged: bool, xp: Any) -> Any:
+def _slot_scales(scale: Any, k: Any, paged: bool, xp: Any) -> Any:
     """The scale of each slot of a cache."""
     from ..run.cpu.cache import tokens_a_scale
 
@@ -123,21 +123,23 @@ def _of_slots(scale: Any, k: Any, paged: bool, xp: Any) -> Any:
 
 
 def calibrate_softmax_max(lse: Any, *, dtype: str = "bfloat16") -> tuple[Any, Any, Any]:
-    """A fixed maximum for each head, ``softmax_max`` of :func:`flash_decode`, from log-sum-exps that a model has shown.
+    """A fixed maximum for each head, ``softmax_max`` of :func:`flash_decode`, from log-sum-exps of sample inputs.
 
     Parameters
     ----------
     lse : array, (batch, heads, tokens)
-        What ``return_lse=True`` of :func:`flash_decode` or :func:`flash_attention` gave for samples, without sinks.
+        The log-sum-exps of samples, from ``return_lse=True`` of :func:`flash_decode` or :func:`flash_attention`,
+        without sinks.
     dtype : str
-        "float16" if q is, or if the cache has 8 bits: weights have a range of 2^-24 to 2^16, else that of float32.
+        q's dtype; "float16" if the cache has 8 bits. Weights of float16 range from 2^-24 to 2^16; for other dtypes they
+        have the range of float32.
 
     Returns
     -------
     softmax_max, lowest, highest : float32, (heads,)
-        The maxima, and the least and greatest log-sum-exp seen. Rows whose sums leave the safe range are computed
-        exactly. The range seen is placed at three quarters of the safe range, because a split sees only a part of a
-        row's keys: its sums are smaller.
+        The maxima, and the least and greatest log-sum-exp of the samples. The middle of the samples' range is placed at
+        three quarters of the safe range, because a split sees only some of a row's keys: its sums are smaller. Rows
+        whose sums leave the safe range are computed again with their own maxima.
     """
     x = as_array("lse", lse)
     if x.ndim != 3 or x.dtype.kind != "f":
@@ -147,12 +149,10 @@ def calibrate_softmax_max(lse: Any, *, dtype: str = "bfloat16") -> tuple[Any, An
     if dtype not in ("float16", "bfloat16", "float32", "float64"):
         raise ValueError(f"dtype={dtype!r} is not known; use 'float16', 'bfloat16', 'float32' or 'float64'")
     low, high = safe_sums(dtype == "float16")
-    of_heads = (
-        (x.get() if is_device_array(x) else x).swapaxes(0, 1).reshape(x.shape[1], -1).astype(np.float32)
-    )
-    finite = np.isfinite(of_heads)
-    lowest = np.where(finite, of_heads, np.inf).min(axis=1, initial=np.inf)
-    highest = np.where(finite, of_heads, -np.inf).max(axis=1, initial=-np.inf)
+    by_head = (x.get() if is_device_array(x) else x).swapaxes(0, 1).reshape(x.shape[1], -1).astype(np.float32)
+    finite = np.isfinite(by_head)
+    lowest = np.where(finite, by_head, np.inf).min(axis=1, initial=np.inf)
+    highest = np.where(finite, by_head, -np.inf).max(axis=1, initial=-np.inf)
     lowest, highest = (np.where(finite.any(axis=1), x, 0).astype(np.float32) for x in (lowest, highest))
     middle = np.float32((low + 0.75 * (high - low)) * np.log(2))
     return (lowest + highest) / 2 - middle, lowest, highest

@@ -40,8 +40,8 @@ def read(given: Mapping[str, Any], q: Any) -> dict[str, Any]:
 
 def check(inputs: Mapping[str, Any], problem: Problem) -> tuple[dict[str, Any], Problem]:
     """The inputs as kernels read them, and the problem with lengths, ALiBi and sink filled in."""
-    of_forward = CACHE if problem.operation == "forward" else ()
-    optional = {x.name for x in (*PER_HEAD_AND_LENGTHS, *SCORE_ARRAYS, SEED, *of_forward)}
+    cache_operands = CACHE if problem.operation == "forward" else ()
+    optional = {x.name for x in (*PER_HEAD_AND_LENGTHS, *SCORE_ARRAYS, SEED, *cache_operands)}
     found = {name: x for name, x in inputs.items() if x is not None or name not in optional}
     heads = {"alibi_slopes": ((problem.heads,), (problem.batch, problem.heads)), "sink": ((problem.heads,),)}
     for name in _NUMBERS:
@@ -72,7 +72,7 @@ def planned(given: Mapping[str, Any], problem: Problem) -> Problem:
 
 
 def check_numbers(name: str, x: Any, shapes: tuple[tuple[int, ...], ...], problem: Problem) -> Any:
-    """The array in the dtype of the log-sum-exp, :func:`cufa.problem.scores.bounded` unless it is on a GPU."""
+    """The array in the dtype of the log-sum-exp; a host array's values are :func:`cufa.problem.scores.bounded`."""
     words = "(heads,)" + " or (batch, heads)" * (len(shapes) > 1)
     check_small(name, x, "float32", "fiu", shapes, words)
     if is_device_array(x):
@@ -81,7 +81,7 @@ def check_numbers(name: str, x: Any, shapes: tuple[tuple[int, ...], ...], proble
                 f"{name} has strides {x.strides}: it must be contiguous; use cupy.ascontiguousarray({name})"
             )
         return x
-    with np.errstate(all="ignore"):  # what is too large is infinite, and named below
+    with np.errstate(all="ignore"):  # too large: infinite, and refused below
         values = np.ascontiguousarray(x, problem.lse_dtype)
     wrong = np.isnan(values) | (np.isposinf(values) if name == "sink" else np.isinf(values))
     if wrong.any():
@@ -97,9 +97,7 @@ def checked_lengths(name: str, x: Any, batch: int, most: int) -> Any:
         wrong = np.flatnonzero((x < 0) | (x > most))
         if len(wrong):
             b = int(wrong[0])
-            raise ValueError(
-                f"{name}[{b}] is {x[b]}: it must be from 0 to {most:,}, what the arrays have room for"
-            )
+            raise ValueError(f"{name}[{b}] is {x[b]}: the arrays have room for 0 to {most:,}")
     return x
 
 
@@ -117,9 +115,9 @@ def int32(name: str, x: Any, shape: tuple[int, ...], words: str) -> Any:
 def check_small(
     name: str, x: Any, dtype: str, kinds: str, shapes: tuple[tuple[int, ...], ...], words: str
 ) -> None:
-    """A small operand has numbers of one of ``kinds`` (:attr:`numpy.dtype.kind`) and one of ``shapes``, which ``words``
-    names. A device array also has ``dtype`` and a contiguous last axis. Raises TypeError or ValueError otherwise."""
-    if x.dtype.kind not in kinds and not ("f" in kinds and str(x.dtype) == "bfloat16"):  # of kind V
+    """Raises TypeError or ValueError unless a small operand has a dtype of ``kinds`` (:attr:`numpy.dtype.kind`) and one
+    of ``shapes``, whose axes ``words`` names. A device array must also have ``dtype`` and a contiguous last axis."""
+    if x.dtype.kind not in kinds and not ("f" in kinds and str(x.dtype) == "bfloat16"):  # bfloat16 has kind V
         raise TypeError(f"{name} is {x.dtype}: it takes {dtype}; convert with {name}.astype({dtype!r})")
     if x.shape not in shapes:
         allowed = " or ".join(map(str, shapes))
@@ -141,7 +139,7 @@ def _padded(seqlens: Mapping[str, Any]) -> Padded:
 
 
 def packed(cu_q: Any, cu_k: Any, totals: tuple[int, int]) -> tuple[Any, Any, Packed]:
-    """cu_seqlens of queries and keys as kernels read them, and the lengths between them."""
+    """cu_seqlens of queries and keys as kernels read them, and the lengths of the sequences."""
     cu_q, queries = cumulative("cu_seqlens_q", cu_q, totals[0], "q")
     cu_k, keys = cumulative("cu_seqlens_k", cu_k, totals[1], "k", cu_q.shape)
     known = (None, None) if queries is None or keys is None else (queries, keys)
@@ -151,8 +149,8 @@ def packed(cu_q: Any, cu_k: Any, totals: tuple[int, int]) -> tuple[Any, Any, Pac
 def cumulative(
     name: str, x: Any, total: int, kind: str, shape: tuple[int, ...] | None = None
 ) -> tuple[Any, tuple[int, ...] | None]:
-    """Cumulative lengths as kernels read them, and the lengths between them if they are on the host. Raises ValueError
-    unless they rise from 0 to an end within ``total`` rows of ``kind``."""
+    """(cumulative lengths as kernels read them, the sequences' lengths or None on a GPU). Raises ValueError unless host
+    values rise from 0 to at most ``total``, the rows of ``kind``."""
     if shape is None and (x.ndim != 1 or len(x) < 1):
         raise ValueError(
             f"{name} has shape {x.shape}: it takes (sequences + 1,), the begin of each sequence and the end"
@@ -177,20 +175,20 @@ def cumulative(
 
 
 def fill_sink_alone(given: Mapping[str, Any], results: Mapping[str, Any], xp: Any) -> None:
-    """Results of a call with a sink and without any score: lse of each row is the sink, and dsink is the sum of dlse.
-    ``xp`` is the arrays' module."""
+    """Fill the results of a call with a sink and without queries or keys: lse of each row is the sink, and dsink is the
+    sum of dlse. ``xp`` is the arrays' module."""
     sink = given["sink"]
-    of_rows = results.get("lse") if "lse" in results else given.get("dlse")
-    if of_rows is None:  # no dlse: the gradient of the sink is 0, as it was filled
+    row_values = results.get("lse") if "lse" in results else given.get("dlse")
+    if row_values is None:  # no dlse: the gradient of the sink is 0, as it was filled
         return
-    row = xp.arange(of_rows.shape[-1])
+    row = xp.arange(row_values.shape[-1])
     exists = row >= 0  # an array: CuPy's where() takes no bool
     if given.get("seqlens_q") is not None:
         exists = row < given["seqlens_q"][:, None, None]
     elif given.get("cu_seqlens_q") is not None:
         exists = row < given["cu_seqlens_q"][-1]
     if "lse" in results:
-        of_rows[...] = xp.where(exists, sink[:, None], -xp.inf)
+        row_values[...] = xp.where(exists, sink[:, None], -xp.inf)
     else:
-        sums = xp.where(exists & xp.isfinite(sink)[:, None], of_rows, 0).sum(axis=-1)
+        sums = xp.where(exists & xp.isfinite(sink)[:, None], row_values, 0).sum(axis=-1)
         results["dsink"][...] = sums.reshape(-1, len(sink)).sum(axis=0)

@@ -31,7 +31,8 @@ class QuantizedValues:
     """uint8, (batch, kv_heads, head_dim, keys padded to a multiple of 128); packed: (1, kv_heads, head_dim, 128 ·
     (keys // 128 + sequences)), where sequence b begins at 128 · (cu_seqlens[b] // 128 + b). Zeros in the padding."""
     shape: tuple[int, ...]
-    """Of the rows, in ``layout``: (batch, kv_heads, seqlen, head_dim), or packed (keys, kv_heads, head_dim)."""
+    """Shape of the rows before the transposition, in ``layout``: (batch, kv_heads, seqlen, head_dim), or packed (keys,
+    kv_heads, head_dim)."""
     scale: Any
     """float32: see :func:`cufa.quantize`."""
     layout: str = "bhsd"
@@ -67,8 +68,8 @@ def quantize(
 ) -> tuple[Any, Any]:  # fmt: skip
     """Queries, keys or values in e4m3 for :func:`flash_attention`: ``x ≈ scale · e4m3``, with 448 the largest number.
 
-    Where to begin: one seed for q and k (``rotate=1``) and scales per head; ``smooth=True`` if keys have a mean. Finer
-    scales help unrotated arrays with outliers only: e4m3 is as precise for small numbers as for large ones.
+    To begin with, pass one seed for q and k (``rotate=1``), scales per head, and ``smooth=True`` if the mean key is not
+    0. Finer scales help only unrotated arrays with outliers: e4m3 is as precise for small numbers as for large ones.
 
     Parameters
     ----------
@@ -78,13 +79,13 @@ def quantize(
     role : "q", "k" or "v"
         Values come back transposed, as :class:`QuantizedValues`.
     per : "tensor", "head", "block" or "token"
-        What shares a scale. A block is 64 queries, or as many keys as a tile of the kernel has
+        The elements that share a scale. A block is 64 queries, or as many keys as a tile of the kernel has
         (:func:`cufa.problem.float8.key_tile`).
     rotate : int, optional
         Seed of random signs: rows are multiplied by diag(signs) H / √n, H a Hadamard matrix (FlashAttention-3,
-        section 3.3). Outliers are spread over the head's columns, and scores are unchanged if q and k have one seed. n
-        is the largest power of two that divides head_dim. The scale then follows from a bound of the rotated row,
-        Σ|x| / √n, so its largest number may lie well below 448. Not for values.
+        section 3.3). Outliers are spread over the head's columns, and scores are unchanged if q and k have the same
+        seed. n is the largest power of two that divides head_dim. The scale then follows from Σ|x| / √n, a bound of the
+        rotated row: the largest e4m3 number may lie well below 448. Not for values.
     smooth : bool
         Subtract the mean key of each head (SageAttention). For keys only. Without a sink or a soft cap the result of
         attention is unchanged; lse is that of the smoothed keys.
@@ -97,8 +98,8 @@ def quantize(
     Returns
     -------
     array, scale
-        For q and k ``ml_dtypes.float8_e4m3fn`` (CuPy: ``uint8``) in x's shape, for v :class:`QuantizedValues`; of x's
-        kind. The scale is float32 and positive: per tensor (), per head (batch, heads), per block (batch, heads,
+        For q and k ``ml_dtypes.float8_e4m3fn`` (CuPy: ``uint8``) in x's shape, for v :class:`QuantizedValues`; NumPy or
+        CuPy as x. The scale is float32 and positive: per tensor (), per head (batch, heads), per block (batch, heads,
         blocks), per token (batch, heads, seqlen). With ``cu_seqlens``: (), (sequences, heads), (1, heads, tokens //
         block + sequences) where sequence b begins with block cu_seqlens[b] // block + b, and (1, heads, tokens).
 
@@ -118,7 +119,9 @@ def quantize(
     check_choice("role", role, {name: repr(name) for name in _ROLES})
     check_choice("per", per, {name: repr(name) for name in float8.MODES})
     if check_flag("smooth", smooth) and role != "k":
-        raise ValueError(f"smooth=True with role={role!r}: only a mean key leaves softmax as it is")
+        raise ValueError(
+            f"smooth=True with role={role!r}: softmax is unchanged only if a mean key is subtracted"
+        )
     lengths, given = _lengths(x, layout, seqlens, cu_seqlens)
     head_dim = _check_numbers(x)
     signs = None if rotate is None else _signs(rotate, role, head_dim)
@@ -165,10 +168,10 @@ def _quantized(
 def dequantize(
     x: Any, scale: Any, *, role: str, layout: str = "bhsd", cu_seqlens: Any = None, dtype: str | None = None
 ) -> Any:
-    """``scale · x``: ``x`` and ``scale`` are those of :func:`quantize`, ``role`` and the other arguments its arguments.
-    A rotation is not undone, and a mean key not added. In float64 for NumPy arrays; with ``dtype`` "float16" or
-    "bfloat16", which CuPy arrays need, products in float32 are rounded to it. CuPy arrays have four axes of rows: for
-    values quantise with role="k".
+    """``scale · x``, for ``x`` and ``scale`` that :func:`quantize` returned; ``role`` and the other arguments are as in
+    that call. A rotation is not undone, and a mean key is not added. The result is float64 without ``dtype``, else
+    float32 products rounded to ``dtype``, "float16" or "bfloat16". CuPy arrays need ``dtype``, and four axes of rows
+    that are not transposed: quantise values with role="k" for this.
 
     Raises TypeError or ValueError, naming the argument.
     """
@@ -178,7 +181,7 @@ def dequantize(
         from .widened import widened
 
         return widened("x", x, scale, dtype, layout, role)
-    bits = _on_host("x", x.rows() if isinstance(x, QuantizedValues) else x)
+    bits = _host_array("x", x.rows() if isinstance(x, QuantizedValues) else x)
     if not float8.is_float8(bits):
         raise TypeError(f"x is {bits.dtype}: it takes {' or '.join(float8.DTYPES)}, as quantize returns")
     lengths, given = _lengths(bits, layout, None, cu_seqlens)
@@ -210,7 +213,7 @@ def _device() -> Any:
     return device
 
 
-def _on_host(name: str, x: Any) -> Any:
+def _host_array(name: str, x: Any) -> Any:
     """``x`` as a NumPy array."""
     x = as_array(name, x)
     if is_device_array(x):
@@ -224,7 +227,7 @@ def _canonical(x: Any, layout: str) -> Any:
 
 
 def _check_numbers(x: Any) -> int:
-    """The head dim of an array that can be quantised."""
+    """The array's head dim. Raises TypeError or ValueError if the array cannot be quantised."""
     if str(x.dtype) not in _DTYPES:
         raise TypeError(
             f"x is {x.dtype}; quantize takes {', '.join(_DTYPES)}: convert with x.astype('float32')"

@@ -1,4 +1,4 @@
-"""Attention over keys that arrive in pieces: each call joins its result to a running one, in float32."""
+"""Attention over keys that arrive in pieces: each call joins its result to a running result, in float32."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def attend(
     q: Any, k: Any, v: Any, out: Any, running: Any, running_lse: Any, rows: tuple[int, int, int, int],
     options: Options, *, alibi_slopes: Any = None, device: str | None = None,
 ) -> None:  # fmt: skip
-    """Attention over ``k`` and ``v``, joined to the running result of the keys before.
+    """Attention over ``k`` and ``v``, joined to the running result of earlier keys.
 
     q, k, v : arrays, (batch, heads, seqlen, head_dim)
         As for :func:`cufa.flash_attention`.
     out : array, q's shape and dtype
-        Where finished rows go.
+        Receives finished rows.
     running, running_lse : float32 (float64 where q is) arrays, (batch, heads, seqlen_q, head_dim) and (batch, heads,
         seqlen_q). Read and written in place; ``running_lse`` of every row is written, ``running`` of finished rows is
         left in any state.

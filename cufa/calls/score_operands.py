@@ -25,7 +25,7 @@ def with_seed(operation: Operation, given: Sequence[Any], seed: Any) -> tuple[An
 
 
 def refuse_score(score: Score | None, q: Any, dropped: int) -> None:
-    """Raises ValueError for inputs of e4m3."""
+    """Raises ValueError for a score function or dropout with inputs of e4m3."""
     if score is not None or dropped:
         kind = "e4m3" if is_float8(q) else str(getattr(q, "dtype", type(q).__qualname__))
         raise ValueError(
@@ -35,7 +35,7 @@ def refuse_score(score: Score | None, q: Any, dropped: int) -> None:
 
 
 def results_of_backward(sink: Any, score: Score | None, gradients: Sequence[str]) -> tuple[str, ...]:
-    """The results of a backward call, by operand name."""
-    of_sink = () if sink is None else ("dsink",)
-    of_arrays = () if score is None else (f"dscore{[*score.arrays].index(name)}" for name in gradients)
-    return "dq", "dk", "dv", *of_sink, *of_arrays
+    """Operand names of the results of a backward call."""
+    sink_result = () if sink is None else ("dsink",)
+    array_results = () if score is None else (f"dscore{[*score.arrays].index(name)}" for name in gradients)
+    return "dq", "dk", "dv", *sink_result, *array_results

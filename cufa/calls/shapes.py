@@ -23,7 +23,7 @@ AXES = {"bhsd": "(batch, heads, seqlen, head_dim)", "bshd": "(batch, seqlen, hea
 #: Elements of q. float64 is for the CPU only; in decoding so is float32.
 FORWARD_DTYPES = ("float16", "bfloat16", "float32", "float64")
 
-#: Most query tokens of one call.
+#: Most query tokens per sequence of a decoding call.
 MAX_TOKENS = 16
 
 #: Most tokens of one sequence, cached or new: kernels add both numbers with 32 bits.
@@ -60,7 +60,8 @@ def dtype_name(arrays: dict[str, Array], on_gpu: bool) -> str:
 
 
 def asked_dtype(dtype: Any) -> str:
-    """The name of a dtype: a name, a NumPy dtype or a scalar type (ml_dtypes.bfloat16); else the value's text."""
+    """The name of a dtype given as a name, a NumPy dtype or a scalar type (ml_dtypes.bfloat16); else the value's
+    text."""
     if isinstance(dtype, str):
         return dtype
     try:
@@ -72,8 +73,8 @@ def asked_dtype(dtype: Any) -> str:
 def make_problem(
     shapes: Sequence[tuple[int, ...]], dtype: str, options: Options, first: Any = None
 ) -> Problem:
-    """Check the shapes of q, k and v and the options, and state the problem. A mask that is a function gets its bits
-    where the array ``first`` is.
+    """Check the shapes of q, k and v and the options, and state the problem. The bits of a mask function are made where
+    the array ``first`` is.
 
     Raises ValueError naming the argument.
     """
@@ -96,13 +97,13 @@ def make_problem(
         warnings.warn(
             f"q has shape {shapes[0]}: layout={layout!r} reads {heads:,} heads of {seqlen_q:,} tokens. If its axes are "
             f"{AXES[other]}, pass layout={other!r}",
-            stacklevel=1,  # Python shows a warning of one place and text once
+            stacklevel=1,  # Python shows a warning once per place and text
         )
     return Problem(
         batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim, dtype, mask=mask,
         scale=check_scale(options.scale, head_dim), softcap=options.softcap,
         precision=resolve_precision(dtype, options.precision), deterministic=options.deterministic,
-        v_head_dim=_of_values("v", v_shape[3], head_dim),
+        v_head_dim=_own_v_dim("v", v_shape[3], head_dim),
         score=None if options.score is None else options.score.change(options.gradients),
         dropped=options.dropped,
     )  # fmt: skip
@@ -116,14 +117,15 @@ def _bits_on_gpu(x: Any) -> Any:
     return x.data.device_id, words
 
 
-#: Heads beyond the first number with tokens up to the second: probably an array whose tokens come before its heads.
+#: More heads than the first number and at most the second number of tokens: probably the array has the other layout.
 _MOST_HEADS, _FEW_TOKENS = 256, 128
 
 
 def check_mask(
     mask: Mask, batch: int, kv_heads: int, seqlen_q: int | None = None, seqlen_k: int | None = None, heads: int = 0
 ) -> None:  # fmt: skip
-    """Lengths are None for sequences of different lengths. ``heads``: of q, where bits may differ between them."""
+    """Raises ValueError if the mask does not fit. Lengths are None for sequences of different lengths. ``heads``: query
+    heads, between which bits may differ."""
     if mask.irregular_kind == "bits" and mask.spread[1] == heads:
         kv_heads = heads
     misfit = mask.misfit(batch, kv_heads, seqlen_q, seqlen_k)
@@ -147,7 +149,7 @@ def check_head_dim(head_dim: int, name: str = "q") -> None:
         )
 
 
-def _of_values(name: str, v_dim: int, head_dim: int) -> int | None:
+def _own_v_dim(name: str, v_dim: int, head_dim: int) -> int | None:
     """``Problem.v_head_dim`` for values of head dim ``v_dim``."""
     if v_dim == head_dim:
         return None
@@ -156,7 +158,8 @@ def _of_values(name: str, v_dim: int, head_dim: int) -> int | None:
 
 
 def _check_heads(q: Shape, name: str, k: Shape, reading: str) -> None:
-    """Heads and head dims of q and k, (batch, heads, seqlen, head_dim) each, go together."""
+    """Raises ValueError unless heads and head dims of the shapes q and k, (batch, heads, seqlen, head_dim), fit
+    together."""
     (_, heads, _, head_dim), (_, kv_heads, _, k_head_dim) = q, k
     if k_head_dim != head_dim:
         raise ValueError(f"{name} has head_dim {k_head_dim} but q has {head_dim}: they must be equal")
@@ -169,7 +172,7 @@ def _check_heads(q: Shape, name: str, k: Shape, reading: str) -> None:
 
 
 def check_but_last(name: str, shape: Shape | None, other: str, expected: Shape | None) -> None:
-    """The last axis of values may differ from that of keys."""
+    """Raises ValueError unless all axes but the last are equal."""
     if shape is None or expected is None or len(shape) != len(expected) or shape[:-1] != expected[:-1]:
         raise ValueError(
             f"{name} has shape {shape} but {other} has {expected}: all axes but the last must be equal"
@@ -182,7 +185,7 @@ def check_equal(name: str, shape: Shape | None, other: str, expected: Shape | No
 
 
 def check_rows(name: str, shape: tuple[int, ...], expected: tuple[int, ...], layout: str) -> None:
-    """``shape`` is one number per query, as the forward returns them."""
+    """Raises ValueError unless ``shape`` is that of lse: one number per query."""
     if shape == expected:
         return
     hint, words = "", "(heads, total_q)" if len(expected) == 2 else "(batch, heads, seqlen_q)"
@@ -198,8 +201,8 @@ def make_decode_problem(
     options: Options,
     quantize_new: bool = False,
 ) -> Problem:
-    """Check the shapes of a call's arrays (None for those left out), and state the problem. ``quantize_new``: new
-    tokens have ``dtype`` and the cache has another."""
+    """Check the shapes of a call's arrays (None for an array left out), and state the problem. ``quantize_new``: new
+    tokens have ``dtype``, and the cache has another dtype."""
     layout = options.layout
     check_layout(layout)
     table = shapes["block_table"]
@@ -218,9 +221,7 @@ def make_decode_problem(
     _check_heads(q_shape, "k_cache", k_shape, f"layout {layout!r} reads its shape as {axes}")
     if not 1 <= tokens <= MAX_TOKENS:
         cure = (
-            "for more use cufa.flash_attention(…, causal=True)"
-            if tokens
-            else "without one leave out the call"
+            "for more use cufa.flash_attention(…, causal=True)" if tokens else "without a token make no call"
         )
         raise ValueError(
             f"q has {tokens} tokens per sequence (layout {layout!r}); decoding takes 1 to {MAX_TOKENS}: {cure}"
@@ -254,7 +255,7 @@ def make_decode_problem(
         dtype=dtype, mask=options.mask, scale=check_scale(options.scale, head_dim), softcap=options.softcap,
         lengths=lengths, k_dtype=None if cache_dtype == dtype else cache_dtype,
         v_dtype=None if cache_dtype == dtype else cache_dtype, operation="decode",
-        v_head_dim=_of_values("v_cache", v_dim, head_dim),
+        v_head_dim=_own_v_dim("v_cache", v_dim, head_dim),
         softmax_max=options.softmax_max, invariant=options.invariant,
         score=None if options.score is None else options.score.change(),
     )  # fmt: skip
@@ -280,7 +281,7 @@ def check_table(
 
 
 def four_axes(name: str, shape: Shape | None, axes: str, layout: str) -> Shape:
-    """In the order (batch or pages, heads, tokens, head_dim)."""
+    """The shape in the order (batch or pages, heads, tokens, head_dim). Raises ValueError unless it has four axes."""
     if shape is None or len(shape) != 4:
         cure = f"; a batch of one is {name}[None]" if shape is not None and len(shape) == 3 else ""
         raise ValueError(f"{name} has shape {shape}; layout {layout!r} takes four axes {axes}{cure}")

@@ -17,7 +17,7 @@ from .merge import merge_attention_states
 from .shapes import LAYOUTS, check_layout
 
 #: Options of the call over a prefix: options that change scores, and options that say how the cache is read.
-_OF_PREFIX = ("k_scale", "v_scale", "softcap", "scale", "device")
+_PREFIX_OPTIONS = ("k_scale", "v_scale", "softcap", "scale", "device")
 _REFUSED = ("window", "mask", "alibi_slopes", "softmax_max", "key_norms", "score", "bias")
 
 
@@ -35,9 +35,9 @@ def decode(
     tail, tail_lse = flash_decode(q, k_cache, v_cache, return_lse=True, **options)
     if tail.size and (numbers >= 0).any():
         xp, bits = module_of(q), _bits(q.transpose(axes))
-        of_prefix = xp.zeros_like(_bits(tail.transpose(axes)))
+        prefix_out = xp.zeros_like(_bits(tail.transpose(axes)))
         lse = xp.full(tail_lse.shape, -np.inf, tail_lse.dtype)
-        fixed = {name: options[name] for name in _OF_PREFIX} | {"layout": "bhsd", "return_lse": True}
+        fixed = {name: options[name] for name in _PREFIX_OPTIONS} | {"layout": "bhsd", "return_lse": True}
         caches = [as_array("cache", x).transpose(axes) for x in (k_cache, v_cache)]
         for number in np.unique(numbers[numbers >= 0]).tolist():
             own = np.flatnonzero(numbers == number)
@@ -46,9 +46,9 @@ def decode(
             one = pages[number]
             found, found_lse = flash_decode(rows, *caches, block_table=one.reshape(1, -1), **fixed)
             shape = len(own), *bits.shape[1:3]
-            of_prefix[members] = _back(_bits(found), kv_heads, (*shape, found.shape[3]))
+            prefix_out[members] = _back(_bits(found), kv_heads, (*shape, found.shape[3]))
             lse[members] = _back(found_lse[..., None], kv_heads, (*shape, 1))[..., 0]
-        states = of_prefix.view(q.dtype), lse, tail.transpose(axes), tail_lse
+        states = prefix_out.view(q.dtype), lse, tail.transpose(axes), tail_lse
         merged, tail_lse = merge_attention_states(*states)
         tail = merged.transpose(axes)
     if out is not None:
@@ -79,7 +79,9 @@ def _checked(shared: Any, batch: int, options: Mapping[str, Any]) -> tuple[Seque
         )
     pages, numbers = shared
     if is_device_array(numbers):
-        raise TypeError("shared_prefix[1] is on a GPU: numbers choose launches, pass a list or a NumPy array")
+        raise TypeError(
+            "shared_prefix[1] is on a GPU: the host chooses launches by it, pass a list or a NumPy array"
+        )
     numbers = np.asarray(numbers)
     if numbers.shape != (batch,) or numbers.dtype.kind not in "iu":
         raise ValueError(

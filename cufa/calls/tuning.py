@@ -104,7 +104,7 @@ def recorded_path(device_name: str) -> Path:
 def _read(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):  # the last for brackets without end
+    except (OSError, ValueError, RecursionError):  # RecursionError: brackets nested too deep
         return {}
     return content if isinstance(content, dict) else {}
 

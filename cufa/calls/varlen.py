@@ -96,7 +96,8 @@ def flash_attention_varlen(
     invariant
         As for :func:`flash_attention`; whether queries are packed or padded makes no difference either.
     causal, window, mask
-        The mask of each sequence, whose last query's own key is its last. Masks may be bands of any kind, or chunks.
+        The mask within each sequence, whose last query has the position of its last key. Masks may be bands of any
+        kind, or chunks.
     alibi_slopes, sink
         As for :func:`flash_attention`, with batch the number of sequences.
     score, bias, dropout, seed
@@ -124,10 +125,10 @@ def flash_attention_varlen(
     causal, invariant = check_causal(causal), check_flag("invariant", invariant)
     changes = typed(window), mask, softcap, type(softcap)
     change = resolve_score(score, bias)
-    of_score = change and change.expression
+    expression = change and change.expression
     dropped, seed = resolve_dropout(dropout, seed)
     options = (
-        causal, scale, type(scale), algorithm, precision, return_lse, device, changes, of_score, invariant, dropped,
+        causal, scale, type(scale), algorithm, precision, return_lse, device, changes, expression, invariant, dropped,
     )  # fmt: skip
     given: tuple[Any, ...] = q, k, v, out, lse, alibi_slopes, sink, None, None, cu_seqlens_q, cu_seqlens_k
     in_cache = not (cache_seqlens is block_table is k_new is v_new is tree is None)
@@ -213,10 +214,10 @@ def flash_attention_varlen_backward(
     causal, deterministic = check_causal(causal), check_flag("deterministic", deterministic)
     changes = typed(window), mask, softcap, type(softcap)
     change = resolve_score(score, bias)
-    of_scores = check_gradients(change, gradients)
+    gradient_names = check_gradients(change, gradients)
     dropped, seed = resolve_dropout(dropout, seed)
-    of_change = change and change.expression, of_scores, dropped
-    options = causal, scale, type(scale), algorithm, precision, deterministic, device, changes, of_change
+    score_key = change and change.expression, gradient_names, dropped
+    options = causal, scale, type(scale), algorithm, precision, deterministic, device, changes, score_key
     given: tuple[Any, ...] = (
         dout, q, k, v, out, lse, dlse, dq, dk, dv,
         alibi_slopes, sink, None, None, cu_seqlens_q, cu_seqlens_k, *NO_SCORE, dsink,
@@ -228,13 +229,13 @@ def flash_attention_varlen_backward(
     _check_given(cu_seqlens_q, cu_seqlens_k)
     asked = Options.of(
         causal, window, mask, softcap, scale, precision, "bshd", algorithm, deterministic=deterministic, score=change,
-        gradients=of_scores, dropped=dropped,
+        gradients=gradient_names, dropped=dropped,
     )  # fmt: skip
-    wanted = results_of_backward(sink, change, of_scores)
+    wanted = results_of_backward(sink, change, gradient_names)
     return run(PackedBackward.read(given, wanted, asked), device, options)
 
 
 def _check_given(cu_seqlens_q: Any, cu_seqlens_k: Any) -> None:
     for name, x in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
         if x is None:
-            raise TypeError(f"{name} is None: it says where each sequence begins, and the last ends")
+            raise TypeError(f"{name} is None: pass where each sequence begins and the last sequence ends")

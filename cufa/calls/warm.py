@@ -36,7 +36,8 @@ _calls_of_parent: list[dict[tuple[Any, ...], WarmCall]] = []
 
 
 def forget() -> None:
-    """In a fork no earlier call can be launched. Their objects stay: CUDA cannot free their memory there either."""
+    """In a fork, drop earlier calls, which cannot be launched there. Keep their objects: CUDA cannot free memory in a
+    fork."""
     _calls_of_parent.append(dict(_calls))
     _calls.clear()
 
@@ -48,8 +49,8 @@ def find(
     that decides plan, code and strides. A call with an array that is not CuPy's has neither key nor addresses.
 
     ``given`` are the operands in launch order, None if left out or to be allocated; the optional operands are appended
-    only if one of them is given. The first operand is never None. The addresses of strided operands decide how wide
-    copies are, modulo 16; other operands are read element by element.
+    only if one of them is given. The first operand is never None. Modulo 16, the addresses of strided operands decide
+    how wide copies are; other operands are read element by element.
     """
     ndarray = _ndarray
     if type(given[0]) is not ndarray:
@@ -59,7 +60,7 @@ def find(
     key: list[Any] = [operation.name, options]
     addresses: list[int] = []
     wide = narrow = 0
-    for x, strided in zip(given, operation.strided):  # noqa: B905  (`strict` costs 0.1 µs, and may differ in length)
+    for x, strided in zip(given, operation.strided):  # noqa: B905  (`strict` costs 0.1 µs, and lengths may differ)
         if x is None:
             key.append(None)
             addresses.append(0)
@@ -89,7 +90,7 @@ def _find_ndarray() -> Any:
     """cupy.ndarray, or None before anything has imported CuPy. Cached: a lookup in every call costs 0.1 µs."""
     global _ndarray
     cupy = sys.modules.get("cupy")
-    _ndarray = getattr(cupy, "ndarray", None)  # of a folder named cupy in the path: none
+    _ndarray = getattr(cupy, "ndarray", None)  # a folder named cupy in the path has no ndarray
     return _ndarray
 
 
@@ -154,7 +155,7 @@ class WarmCall:
 
 
 _Pair = tuple[int, int, int, int]
-"""Arrays i and j, and the differences of their addresses between which their ranges meet."""
+"""Arrays i and j, and bounds of address[j] - address[i]: between them the arrays' address ranges intersect."""
 
 
 def _pairs(arrays_: list[Any], written: Sequence[int]) -> list[_Pair]:

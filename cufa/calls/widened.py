@@ -1,5 +1,6 @@
-"""16-bit queries over keys and values of e4m3: a launch makes 16-bit elements of these, then attention is that of
-16-bit inputs. The launch reads and writes 3 bytes for each number, a few percent of the time from 4,096 queries on."""
+"""16-bit queries over keys and values of e4m3: a first launch converts keys and values to 16 bits, then a kernel for
+16-bit inputs runs. The conversion reads and writes 3 bytes per element: a few percent of the time from 4,096 queries
+on."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ def widened(name: str, x: Any, scale: Any, dtype: str, layout: str, role: str = 
             f"{name} is {x.dtype} of {x.ndim} axes; with a scale it is e4m3 (uint8), {AXES[layout]}"
         )
     if scale is None:
-        raise ValueError(f"{name}_scale is missing: {name} of e4m3 is {name}_scale times its numbers")
+        raise ValueError(f"{name}_scale is missing: {name} is {name}_scale times its e4m3 elements")
     check_last_axis(name, x)
     rows = x.view(np.uint8).transpose(LAYOUTS[layout])
     batch, heads, seqlen, head_dim = rows.shape
@@ -73,11 +74,11 @@ def widened(name: str, x: Any, scale: Any, dtype: str, layout: str, role: str = 
         from ..run.cpu.quantize import widened as on_host
 
         return on_host(rows, scale, mode, block, ELEMENTS[dtype].dtype).transpose(LAYOUTS[layout])
-    return _on_device(rows, scale, mode, block, dtype, name).transpose(LAYOUTS[layout])
+    return _widened_on_gpu(rows, scale, mode, block, dtype, name).transpose(LAYOUTS[layout])
 
 
-def _on_device(rows: Any, scale: Any, mode: str, block: int, dtype: str, name: str) -> Any:
-    """In memory of CuPy's pool, which a captured graph does not keep: captures are refused."""
+def _widened_on_gpu(rows: Any, scale: Any, mode: str, block: int, dtype: str, name: str) -> Any:
+    """Widen on the GPU, in memory of CuPy's pool. Refuses captures: a graph would not keep this memory."""
     cuda_module()  # refuses forks of a process that has used a GPU
     import cupy
 

@@ -31,10 +31,10 @@ def mask_of_booleans(seen: Any, name: str, spreads: bool = False) -> Mask:
         return where_booleans(x)
     band = _narrowest_band(x)
     seqlen_q, seqlen_k = x.shape[-2:]
-    of_band = band.dense(seqlen_q, seqlen_k)
-    if (x == of_band).all():
+    band_matrix = band.dense(seqlen_q, seqlen_k)
+    if (x == band_matrix).all():
         return band
-    runs = None if spreads and x.shape[1] > 1 else _hidden_runs(x, of_band)
+    runs = None if spreads and x.shape[1] > 1 else _hidden_runs(x, band_matrix)
     if runs is None:  # or heads may be those of q, which only bits take
         return Bits.of(x)
     if not (runs[2] < runs[3]).any():
@@ -61,10 +61,10 @@ def _diagonal(shift: int) -> str | int:
     return shift or "top-left"
 
 
-def _hidden_runs(x: Any, of_band: Any) -> Any:
+def _hidden_runs(x: Any, band_matrix: Any) -> Any:
     """(lo1, hi1, lo2, hi2), each (batch, heads, seqlen_k), of the scores that are hidden within the band; None if a key
     is hidden from more than two runs."""
-    hidden = (of_band & ~x).astype(np.int8)
+    hidden = (band_matrix & ~x).astype(np.int8)
     edges = np.diff(hidden, axis=-2, prepend=np.int8(0), append=np.int8(0))
     count = (edges == 1).sum(axis=-2)
     if (count > 2).any():

@@ -77,7 +77,7 @@ def check_not_masked(name: str, x: Any) -> None:
 
 
 def import_cupy(what: str) -> Any:
-    """CuPy. Raises TypeError, if it is missing, for ``what``, which is on a GPU."""
+    """CuPy. Raises TypeError if CuPy is missing; ``what`` names the GPU array that needs it."""
     try:
         import cupy
     except ImportError as error:
@@ -86,8 +86,8 @@ def import_cupy(what: str) -> Any:
 
 
 def install(extra: str) -> str:
-    """The pip command for an extra, from where cufa came: this checkout, the folder or wheel that pip was given, or the
-    package index."""
+    """The pip command that installs an extra from cufa's own source: this checkout, the folder or wheel that pip was
+    given, or the package index."""
     import importlib.metadata
     import json
 
@@ -159,7 +159,7 @@ def check_diagonal(diagonal: Any, name: str = "diagonal") -> str | int:
 
 
 def _integer(value: Any) -> int:
-    """Raises TypeError for a boolean, and for what is no integer."""
+    """``value`` as an int. Raises TypeError for a boolean, or a value that is no integer."""
     if isinstance(value, (bool, np.bool_)):
         raise TypeError
     return operator.index(value)
@@ -215,7 +215,7 @@ def integers(name: str, value: Any, axes: tuple[str, ...]) -> Any:
             value = np.asarray(value)
         except ValueError:
             raise ValueError(
-                f"{name} is {shown(value)} of rows that differ in length: fill them up with 0"
+                f"{name} is {shown(value)} of rows that differ in length: pad them with 0"
             ) from None
         value = value.astype(np.int32) if value.size == 0 else value
     x = as_array(name, value)
@@ -248,20 +248,21 @@ def check_from_0(name: str, x: Any) -> None:
 def check_flag(name: str, value: Any, cure: str = "") -> bool:
     """``value`` as bool: True, False, NumPy's booleans, 1 or 0. Raises TypeError otherwise."""
     integer = isinstance(value, (int, np.integer))
-    of_numpy = isinstance(value, (np.bool_, np.ndarray)) and value.dtype == bool and value.ndim == 0
-    if not (of_numpy or (integer and value in (0, 1))):
+    numpy_boolean = isinstance(value, (np.bool_, np.ndarray)) and value.dtype == bool and value.ndim == 0
+    if not (numpy_boolean or (integer and value in (0, 1))):
         raise TypeError(f"{name} must be True or False, not {shown(value)}{cure}")
     return bool(value)
 
 
 def check_choice(name: str, value: Any, choices: Mapping[Any, str]) -> None:
-    """``choices`` maps what an option may be to how the error writes it."""
+    """Raises ValueError unless ``value`` is a key of ``choices``, which maps an option's values to their text in the
+    error."""
     if not (value is None or isinstance(value, str)) or value not in choices:
         raise ValueError(f"{name}={value!r} is not known; use {' or '.join(choices.values())}")
 
 
 def shown(value: Any) -> str:
-    """A scalar as text; of anything else the type, because its text may be long."""
+    """A scalar as text; for any other value its type, because the text may be long."""
     if value is None or np.isscalar(value):
         return repr(value)
     return f"{type(value).__module__}.{type(value).__qualname__}"
@@ -277,7 +278,8 @@ def module_of(x: Any) -> Any:
 
 
 def check_sizes(name: str, shape: Sequence[Any]) -> tuple[int, ...]:
-    """The shape as Python integers. Raises TypeError or ValueError: a shape in place of an array may hold anything."""
+    """The shape as Python integers. Raises TypeError or ValueError: the caller may pass a shape in place of an
+    array."""
     for n in shape:
         if isinstance(n, bool) or not isinstance(n, (int, np.integer)):
             raise TypeError(f"{name} has shape {shape}: sizes are integers, not {type(n).__qualname__}")

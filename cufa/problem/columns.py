@@ -24,7 +24,7 @@ from .tile_classes import Bools, Ints, TileRanges
 #: Begin and end of a run that is unbounded on that side.
 FROM_THE_START, TO_THE_END = int(INT32.min), int(INT32.max)
 
-_RUN_BYTES, _EXTREMES_BYTES = 8, 16  # of a key, and of a key block: cuda_src/shared/irregular_mask.cuh
+_RUN_BYTES, _EXTREMES_BYTES = 8, 16  # per key, and per key block: cuda_src/shared/irregular_mask.cuh
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -87,7 +87,7 @@ class Columns(Mask):
             yield tuple(f.reduceat(x, places) for x in (lo, hi) for f in (np.minimum, np.maximum))
 
     def _extremes_of_tiles(self, block_kv: int, seqlen_k: int) -> list[tuple[Ints, ...]]:
-        """Cached, since planners compare tilings."""
+        """:meth:`_extremes` of all key blocks. Cached, because planners compare tilings."""
         kept: dict[tuple[int, int], list[tuple[Ints, ...]]] = self.__dict__.setdefault("_kept_extremes", {})
         if (block_kv, seqlen_k) not in kept:
             kept[block_kv, seqlen_k] = list(self._extremes(np.arange(0, seqlen_k, block_kv), seqlen_k))
@@ -185,7 +185,7 @@ class Columns(Mask):
             begin, end = -((shift - greatest_lo) // block_q), least_hi - shift
             end = np.where(end < seqlen_q, end // block_q, seen.end)
             ranges.append((-1, np.maximum(begin, seen.first), np.minimum(end, seen.end)))
-        if len(ranges) == 3:  # what both runs cover is taken away twice
+        if len(ranges) == 3:  # query blocks that both runs cover are subtracted twice
             (_, begin, end), (_, begin2, end2) = ranges[1:]
             ranges.append((1, np.maximum(begin, begin2), np.minimum(end, end2)))
         steps = np.zeros(-(-seqlen_q // block_q) + 1, np.int64)
@@ -203,7 +203,7 @@ class Columns(Mask):
         keys, edges = (starts, np.append(starts[1:], seqlen_k)), self.band.edges(seqlen_q, seqlen_k)
         runs = values[:, starts].astype(np.int64) - shift_of(self.rows, seqlen_q, seqlen_k)
         hidden = [(-1, lo, hi) for lo, hi in zip(runs[::2], runs[1::2], strict=True)]
-        if len(hidden) == 2:  # what both runs hide is taken away twice
+        if len(hidden) == 2:  # scores that both runs hide are subtracted twice
             (_, lo, hi), (_, lo2, hi2) = hidden
             hidden.append((1, np.maximum(lo, lo2), np.minimum(hi, hi2)))
         seen = self.band.visible_scores(seqlen_q, seqlen_k)

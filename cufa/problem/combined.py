@@ -21,8 +21,8 @@ SIGNS = {"and": " & ", "or": " | ", "not": "~"}
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Combined(Mask):
-    """The mask of an operator. Query i sees key j if it does so under every part ("and"), under some part ("or"), or if
-    it does not under the only part ("not"). Kernels read bits, made once for each pair of lengths."""
+    """The mask of an operator. Query i sees key j if it sees the key under every part ("and") or some part ("or"), or
+    does not see the key under the only part ("not"). Kernels read bits, made once for each pair of lengths."""
 
     operation: str
     parts: tuple[Mask, ...]
@@ -76,8 +76,8 @@ class Combined(Mask):
         kept: dict[tuple[int, int], Bits] = self.__dict__.setdefault("_kept_bits", {})
         if (seqlen_q, seqlen_k) not in kept:
             batches, heads = self.spread
-            of_heads = [[self.dense(seqlen_q, seqlen_k, b, h) for h in range(heads)] for b in range(batches)]
-            kept[seqlen_q, seqlen_k] = Bits.of(np.array(of_heads))
+            matrices = [[self.dense(seqlen_q, seqlen_k, b, h) for h in range(heads)] for b in range(batches)]
+            kept[seqlen_q, seqlen_k] = Bits.of(np.array(matrices))
         return kept[seqlen_q, seqlen_k]
 
     def __str__(self) -> str:
@@ -89,7 +89,7 @@ class Combined(Mask):
 
 
 def combined(operation: str, *parts: Mask) -> Mask:
-    """The mask of an operator. Raises ValueError for masks that only a GPU knows, other than bits."""
+    """The mask of an operator. Raises ValueError if the result needs values that only a GPU has."""
     if all(isinstance(x, Bits) for x in parts):
         return _of_bits(operation, *parts)  # type: ignore[arg-type]
     found = combined_where(operation, parts) or (_in_one_family(*parts) if operation == "and" else None)
@@ -103,7 +103,7 @@ def combined(operation: str, *parts: Mask) -> Mask:
     for part in parts:
         if not part.known:
             raise ValueError(
-                f"{part}: its numbers are on a GPU, and bits are made of them here: use mask.on_host()"
+                f"{part}: its numbers are on a GPU, but the host makes the bits: use mask.on_host()"
             )
     return Combined(operation, parts)
 
@@ -126,7 +126,7 @@ def _of_bits(operation: str, first: Bits, *rest: Bits) -> Bits:
 
 
 def _in_one_family(a: Mask, b: Mask) -> Mask | None:
-    """``a & b`` as a band, or as columns in a band. None: it is neither."""
+    """``a & b`` as a band, or as columns in a band. None: the result has neither form."""
     if isinstance(a, Band) and isinstance(b, Columns):
         a, b = b, a
     if isinstance(a, Columns) and isinstance(b, Band):

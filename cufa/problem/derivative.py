@@ -51,9 +51,9 @@ def _rule(t: Trace, place: int, slopes: list[int | None]) -> int | None:
         return chosen(t.binary("le" if op == "min" else "ge", a, args[1]), da, db)
     if op == "pow":
         base, exponent = a, args[1]
-        of_base = t.binary("mul", exponent, t.binary("pow", base, t.binary("sub", exponent, one)))
-        of_exponent = t.binary("mul", place, t.unary("log", base))
-        return plus(times(da, of_base), times(db, of_exponent))
+        base_slope = t.binary("mul", exponent, t.binary("pow", base, t.binary("sub", exponent, one)))
+        exponent_slope = t.binary("mul", place, t.unary("log", base))
+        return plus(times(da, base_slope), times(db, exponent_slope))
     if op == "neg":
         return None if da is None else t.unary("neg", da)
     if op == "abs":

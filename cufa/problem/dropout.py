@@ -29,7 +29,7 @@ class Dropout:
     """Dropout of one call, with its seed read."""
 
     dropped: int
-    """Dropped weights of 256, on average."""
+    """Dropped weights per 256, on average."""
     seed: int
     number: int
     """The low 32 bits of the seed array's second number; 0 for an int."""
@@ -41,14 +41,14 @@ class Dropout:
     def kept(self, sequence: Any, head: Any, rows: range, columns: range) -> Bools:
         """Whether each weight is kept, (..., rows, columns). ``sequence`` and ``head`` are integers, or arrays that
         broadcast."""
-        of_head = (np.asarray(sequence, np.uint64) + np.uint64(self.sequence)) * np.uint64(
+        head_index = (np.asarray(sequence, np.uint64) + np.uint64(self.sequence)) * np.uint64(
             self.heads
         ) + np.asarray(head, np.uint64)
         query, key = (
             np.arange(x.start // 16 * 4, -(-x.stop // 16) * 4, dtype=np.uint64) for x in (rows, columns)
         )
         counters = np.broadcast_arrays(
-            key, query[:, None], of_head[..., None, None] & _LOW, np.uint64(self.number) & _LOW
+            key, query[:, None], head_index[..., None, None] & _LOW, np.uint64(self.number) & _LOW
         )
         found = _philox(counters, (self.seed & 0xFFFFFFFF, self.seed >> 32))
         outer, blocks = found.shape[:-3], (len(query) // 4, len(key) // 4)
@@ -88,7 +88,7 @@ def _philox(counters: Sequence[npt.NDArray[np.uint64]], key: tuple[int, int]) ->
 
 
 def check_dropout(dropout: Any) -> int:
-    """Weights of 256 that are dropped; 0 for None. Raises TypeError or ValueError."""
+    """Dropped weights per 256; 0 for None. Raises TypeError or ValueError."""
     if dropout is None:
         return 0
     value = check_number("dropout", dropout, "a number from 0 to below 1, or None")
@@ -98,8 +98,8 @@ def check_dropout(dropout: Any) -> int:
 
 
 def resolve_dropout(dropout: Any, seed: Any) -> tuple[int, Any]:
-    """Weights of 256 that are dropped, and the seed as an array of two 64-bit integers: None without dropout. Raises
-    TypeError or ValueError, naming the argument."""
+    """(dropped weights per 256, the seed as an array of two 64-bit integers or None without dropout). Raises TypeError
+    or ValueError, naming the argument."""
     dropped = check_dropout(dropout)
     if dropout is None and seed is not None:
         raise ValueError("seed= is given, but dropout is None: pass dropout=, such as 0.1, or leave seed out")
@@ -119,7 +119,7 @@ def read_seed(seed: Any) -> Any:
     if isinstance(seed, (bool, float, str, bytes)):
         raise TypeError(f"seed must be an int, or an array of two 64-bit integers, not {shown(seed)}")
     found = np.asarray(seed) if isinstance(seed, (list, tuple)) else as_array("seed", seed)
-    if found.dtype == np.uint32 and found.shape == (4,):  # what JAX has
+    if found.dtype == np.uint32 and found.shape == (4,):  # JAX has no 64-bit integers by default
         found = found.view(np.uint64)
     if found.dtype.kind not in "iu" or found.dtype.itemsize != 8:
         raise TypeError(f"seed is {found.dtype}: it takes an int, or an array of two 64-bit integers")
@@ -137,8 +137,8 @@ def dropout_of(dropped: int, seed: Any, heads: int, sequence: int = 0) -> Dropou
     if not dropped:
         return None
     on_host = seed.get() if is_device_array(seed) else np.asarray(seed)
-    of_key, number = on_host.view(np.uint64)
-    return Dropout(dropped, int(of_key), int(number) & 0xFFFFFFFF, heads, sequence)
+    key, number = on_host.view(np.uint64)
+    return Dropout(dropped, int(key), int(number) & 0xFFFFFFFF, heads, sequence)
 
 
 def dropout_mask(shape: Sequence[int], dropout: float, *, seed: Any) -> Bools:
@@ -147,8 +147,8 @@ def dropout_mask(shape: Sequence[int], dropout: float, *, seed: Any) -> Bools:
     Parameters
     ----------
     shape : (batch, heads, seqlen_q, seqlen_k)
-        batch counts sequences, heads query heads. In a padded or packed call, a sequence has the first rows and columns
-        of its entry, as many as its lengths.
+        batch counts sequences, heads query heads. In a padded or packed call, a sequence with m queries and n keys has
+        the first m rows and n columns of its entry.
     dropout : float
         As for :func:`cufa.flash_attention`: from 0 to below 1, rounded to a multiple of 1/256.
     seed : int, or array of two 64-bit integers

@@ -66,7 +66,7 @@ def _apply(op: str, x: list[Any], dtype: Any) -> Any:
 
 
 def _cast(x: Any, dtype: Any) -> Any:
-    """Of a number, or an array where it lies."""
+    """A number or an array in ``dtype``; a CuPy array stays on its GPU."""
     return x.astype(dtype) if hasattr(x, "astype") else np.asarray(x, dtype)
 
 

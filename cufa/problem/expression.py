@@ -1,8 +1,8 @@
 """Expressions: what a function of scores and indexes computes, instruction by instruction.
 
 A :class:`Trace` is an expression under construction, of a function in NumPy (:mod:`cufa.problem.tracing`) or of a
-derivative (:mod:`cufa.problem.derivative`); equal instructions are one. An :class:`Expression` is a value: it is
-evaluated by NumPy (:mod:`cufa.problem.evaluation`), and printed as CUDA (:mod:`cufa.build.score_text`).
+derivative (:mod:`cufa.problem.derivative`); equal instructions are stored once. An :class:`Expression` is a value: it
+is evaluated by NumPy (:mod:`cufa.problem.evaluation`), and printed as CUDA (:mod:`cufa.build.score_text`).
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Expression:
         return sorted(wanted)
 
     def pruned(self) -> Expression:
-        """Without instructions that no result needs."""
+        """The expression without instructions that no result needs."""
         kept = self.needed(*self.results)
         new = {old: place for place, old in enumerate(kept)}
         code = tuple(with_operands(self.code[old], new) for old in kept)

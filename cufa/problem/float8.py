@@ -80,7 +80,8 @@ def scale_shape(
 
 
 def padded_keys(keys: int, sequences: int | None = None) -> int:
-    """Length of a row of transposed values. ``keys``: of a sequence; with ``sequences``, of all packed sequences."""
+    """Length of a row of transposed values. ``keys``: keys of a sequence; if ``sequences`` is given, of all packed
+    sequences."""
     if sequences is None:
         return -(-keys // KEY_PADDING) * KEY_PADDING
     return KEY_PADDING * (keys // KEY_PADDING + sequences)
@@ -89,8 +90,8 @@ def padded_keys(keys: int, sequences: int | None = None) -> int:
 def cache_scale_shapes(
     cache: tuple[int, ...], paged: bool, head_dim: int
 ) -> dict[str, tuple[tuple[int, ...], int]]:
-    """Shapes of the scales of keys in a cache (batch or pages, kv_heads, slots, head_dim), and tokens that share one.
-    A block of a paged cache is a page."""
+    """Shapes of the scales of keys in a cache (batch or pages, kv_heads, slots, head_dim), and the number of tokens
+    that share a scale. A block of a paged cache is a page."""
     outer, heads, slots, _ = cache
     block = key_tile(head_dim)
     blocks = ((outer, heads), slots) if paged else ((outer, heads, -(-slots // block)), block)
@@ -99,7 +100,7 @@ def cache_scale_shapes(
 
 def first_block(start: int, block: int, sequence: int) -> int:
     """The first block of a packed sequence that begins at row ``start``: each sequence has whole blocks of its own. In
-    transposed values its blocks are :data:`KEY_PADDING` positions."""
+    transposed values a block is :data:`KEY_PADDING` positions."""
     return start // block + sequence
 
 
@@ -111,7 +112,7 @@ def mode_of(
     found = [mode for mode in MODES if shapes[mode] == shape]
     if found == ["block", "token"] and isinstance(lengths, Packed):
         raise ValueError(
-            f"{name} has shape {shape}, of a scale per block and of one per token: pass one per head"
+            f"{name} has shape {shape}, which fits a scale per block and one per token: pass a scale per head"
         )
     if not found:
         raise ValueError(

@@ -1,7 +1,7 @@
 """Arrays of integers as values: a mask's arrays per key or per sequence.
 
 A host array is copied, immutable, and compares by its values. A GPU array is not copied and only kernels read it: its
-owner may change it between calls, and two of them are equal if they are the same memory.
+owner may change it between calls, and two GPU arrays are equal if they are the same memory.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Integers:
         """The NumPy or CuPy array. Raises ValueError if JSON held only its digest."""
         if self._array is None:
             raise ValueError(
-                f"the numbers of this mask were too many to be kept (digest {self.digest}): only what was recorded of "
-                "it is known; make the mask anew with cufa.masks"
+                f"the numbers of this mask were too many to be stored (digest {self.digest}): "
+                "make the mask anew with cufa.masks"
             )
         return self._array
 
@@ -108,13 +108,13 @@ class Integers:
 
     def as_json(self) -> dict[str, Any]:
         """The compressed values if they are short, else the digest."""
-        in_short = {"shape": list(self.shape), "digest": self.digest}
+        summary = {"shape": list(self.shape), "digest": self.digest}
         if not self.known:
-            return in_short
-        steps = np.diff(self.values, prepend=np.int32(0))  # wraps around, and so does the sum of them
+            return summary
+        steps = np.diff(self.values, prepend=np.int32(0))  # steps wrap around, and so does their sum
         packed = base64.b64encode(zlib.compress(steps.tobytes(), 9)).decode()
         if len(packed) > _MOST_CHARACTERS:
-            return in_short
+            return summary
         return {"shape": list(self.shape), "packed": packed}
 
     @staticmethod

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from .mask_family import Mask
 
 _LATEST = 1024
-"""Masks that are kept without being pinned."""
+"""Most masks that are kept and not pinned."""
 
 _kept: OrderedDict[str, Mask] = OrderedDict()
 _name_of: dict[int, str] = {}

@@ -119,8 +119,8 @@ class Cached(Lengths):
 Numbers = tuple[int, ...]
 
 
-class _OfSequences(Lengths):
-    """What padded and packed lengths share."""
+class _Ragged(Lengths):
+    """Base class of padded and packed lengths."""
 
     queries: Numbers | None
     keys: Numbers | None
@@ -137,7 +137,7 @@ class _OfSequences(Lengths):
 
 
 @dataclasses.dataclass(frozen=True)
-class Padded(_OfSequences):
+class Padded(_Ragged):
     """Dense arrays with padding: a sequence is the first rows of its batch entry."""
 
     queries: Numbers | None = None
@@ -169,14 +169,14 @@ class Padded(_OfSequences):
 
     def __str__(self) -> str:
         if not self.on_host:
-            return "padded, lengths on the GPU" + _of_cache(self.cache)
+            return "padded, lengths on the GPU" + _cache_text(self.cache)
         words = (("queries", self.queries), ("keys", self.keys))
         lengths = ", ".join(f"{_range(x)} {name}" for name, x in words if x is not None)
-        return f"padded, {lengths}" + _of_cache(self.cache)
+        return f"padded, {lengths}" + _cache_text(self.cache)
 
 
 @dataclasses.dataclass(frozen=True)
-class Packed(_OfSequences):
+class Packed(_Ragged):
     """Concatenated sequences in arrays of ``total_q`` queries and ``total_k`` keys; rows after the last sequence are
     padding."""
 
@@ -214,11 +214,12 @@ class Packed(_OfSequences):
 
     def __str__(self) -> str:
         if self.queries is None or self.keys is None:
-            return f"packed in {self.total_q:,}×{self.total_k:,}, lengths on the GPU" + _of_cache(self.cache)
-        return f"packed, {_range(self.queries)} queries, {_range(self.keys)} keys" + _of_cache(self.cache)
+            totals = f"{self.total_q:,}×{self.total_k:,}"
+            return f"packed in {totals}, lengths on the GPU" + _cache_text(self.cache)
+        return f"packed, {_range(self.queries)} queries, {_range(self.keys)} keys" + _cache_text(self.cache)
 
 
-def _of_cache(cache: Cached | None) -> str:
+def _cache_text(cache: Cached | None) -> str:
     return "" if cache is None else f", {cache}"
 
 
@@ -256,27 +257,27 @@ class Part:
 
 
 def parts(problem: Problem) -> tuple[Part, ...]:
-    """The parts; of a mask whose arrays are on a GPU, those of its outline (:attr:`Mask.outline`)."""
+    """The parts of a problem. If the mask's arrays are on a GPU, parts have its outline (:attr:`Mask.outline`)."""
     return tuple(_parts(dataclasses.replace(problem, mask=problem.mask.outline)))
 
 
 def _parts(problem: Problem) -> Iterator[Part]:
-    of_batch, of_heads = problem.mask.spread
+    sequence_masks, head_masks = problem.mask.spread
     sequences = problem.lengths.places()
-    if sequences is None and (of_batch, of_heads) == (1, 1):
+    if sequences is None and (sequence_masks, head_masks) == (1, 1):
         dense = (
             problem if isinstance(problem.lengths, Cached) else dataclasses.replace(problem, lengths=DENSE)
         )
         yield Part(dense, 0, _ALL, _ALL, _ALL, _ALL, _ALL)
         return
     if sequences is None:
-        step = 1 if of_batch > 1 else max(problem.batch, 1)
+        step = 1 if sequence_masks > 1 else max(problem.batch, 1)
         sequences = [(b, slice(b, b + step), _ALL, _ALL) for b in range(0, problem.batch, step)]
     group = problem.group_size
-    if of_heads > problem.kv_heads:  # heads of a query group differ
+    if head_masks > problem.kv_heads:  # heads of a query group differ
         each = [(h, slice(h // group, h // group + 1), slice(h, h + 1)) for h in range(problem.heads)]
     else:
-        step = 1 if of_heads > 1 else max(problem.kv_heads, 1)
+        step = 1 if head_masks > 1 else max(problem.kv_heads, 1)
         firsts = range(0, problem.kv_heads, step)
         each = [(h, slice(h, h + step), slice(h * group, (h + step) * group)) for h in firsts]
     for (sequence, batch, rows, keys), (head, kv_heads, heads) in itertools.product(sequences, each):

@@ -212,7 +212,7 @@ CAUSAL = Band(right=0)
 
 
 def reduced(edges: Edges, seqlen_q: int, seqlen_k: int) -> Edges:
-    """The edges without a bound that hides nothing: a window that covers everything is planned as if absent."""
+    """The edges, with None for a bound that hides nothing: a window that covers everything is planned as if absent."""
     first, last = edges
     if first is not None and first + seqlen_q - 1 <= 0:
         first = None
@@ -232,8 +232,8 @@ def scores_in_band(edges: Edges, rows: tuple[Any, Any], keys: tuple[Any, Any]) -
 
 def _keys_up_to(last: Any, rows: Any, keys: Any) -> Any:
     """Pairs of row i and key j ≤ i + last: the sum over rows of clamp(i + 1 + last, 0, keys)."""
-    rows_before = np.clip(-last, 0, rows)  # rows that see none: i + 1 + last ≤ 0 up to i = -last - 1
-    rows_until_all = np.clip(keys - 1 - last, rows_before, rows)  # from here on a row sees all
+    rows_before = np.clip(-last, 0, rows)  # rows that see no key: i + 1 + last ≤ 0 up to i = -last - 1
+    rows_until_all = np.clip(keys - 1 - last, rows_before, rows)  # from here on a row sees all keys
     growing = rows_until_all - rows_before
     smallest = rows_before + 1 + last
     return growing * (2 * smallest + growing - 1) // 2 + (rows - rows_until_all) * keys

@@ -97,7 +97,7 @@ class Mask:
         return 1, 1
 
     def head_of(self, query_head: int, heads: int) -> int:
-        """The head of the mask that one of the query heads has."""
+        """The mask's head for a query head. ``heads``: number of query heads."""
         return query_head * self.spread[1] // heads
 
     def at(self, batch: int, head: int) -> Mask:
@@ -110,9 +110,9 @@ class Mask:
         """Why the mask does not fit arrays of these sizes, and the cure; None if it fits. Lengths are None for
         sequences of different lengths."""
         if self.matrix is not None and self.matrix != (seqlen_q, seqlen_k):
-            of = "packed sequences" if seqlen_q is None else f"{seqlen_q:,} queries and {seqlen_k:,} keys"
+            call = "packed sequences" if seqlen_q is None else f"{seqlen_q:,} queries and {seqlen_k:,} keys"
             rows, keys = self.matrix
-            return f"is a matrix of {rows:,} queries and {keys:,} keys, not of {of}: make it for one call's lengths"
+            return f"is a matrix of {rows:,} queries and {keys:,} keys, not of {call}: make it for one call's lengths"
         for count, given, name in zip(
             self.spread, (batch, kv_heads), ("sequences", "key/value heads"), strict=True
         ):
@@ -186,7 +186,8 @@ class Mask:
         return self
 
     def _read_by_kernels(self, method: str, seqlen_q: int, seqlen_k: int) -> Mask:
-        """:meth:`for_kernels`, which has ``method`` for a family that does not define it."""
+        """The mask of :meth:`for_kernels`, for families that do not define ``method``. Raises NotImplementedError if
+        that is this mask."""
         found = self.for_kernels(seqlen_q, seqlen_k)
         if found is self:
             raise self._missing(method)
@@ -203,7 +204,7 @@ class Mask:
         return 0
 
     workspace_holds: ClassVar[str] = ""
-    """What the bytes of :meth:`workspace_bytes` are, in words."""
+    """Words for the contents of :meth:`workspace_bytes`."""
 
     def workspace_bytes(self, seqlen_q: int, seqlen_k: int, block_q: int, block_kv: int) -> int:
         """Bytes about the mask at the end of the kernel's workspace. Call it on the mask of :meth:`for_kernels`."""
@@ -312,8 +313,8 @@ def _brief(x: Any) -> str:
 
 
 def as_typed(builder: Callable[P, MaskT]) -> Callable[P, MaskT]:
-    """The builder, whose masks print as the call that made them. Of array arguments only a short text is kept. Masks
-    with arrays on a GPU print without the call: a training step makes one per batch, and text takes time."""
+    """The builder, with masks that print as the call that made them. An array argument is kept as a short text only.
+    Masks with arrays on a GPU print without the call: a training step makes one per batch, and text takes time."""
 
     @functools.wraps(builder)
     def build(*values: P.args, **keywords: P.kwargs) -> MaskT:

@@ -22,7 +22,7 @@ _NAMES = ("hidden", "partly seen", "seen")
 
 
 def lengths(mask: Mask, seqlen_q: int | None, seqlen_k: int | None) -> tuple[int, int]:
-    """(seqlen_q, seqlen_k) of a picture: as given, else of the mask's own arrays, else 64."""
+    """(seqlen_q, seqlen_k) of a picture: the given lengths, else those of the mask's own arrays, else 64."""
     band = mask.band if isinstance(mask, Columns) else mask
     if band.matrix:
         return seqlen_q or band.matrix[0], seqlen_k or band.matrix[1]

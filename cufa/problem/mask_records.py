@@ -69,7 +69,7 @@ def _numbers(name: str, value: Any) -> int | Integers:
 
 
 def _array(axes: str, *firsts: int) -> Callable[[str, Any], Integers]:
-    """The reader of an array of four axes. ``firsts``: sizes that the first may have; none: any."""
+    """The reader of an array of four axes. ``firsts``: sizes that the first axis may have; none given: any."""
 
     def read(name: str, value: Any) -> Integers:
         found = _integers(name, value)
@@ -86,7 +86,7 @@ def _integers(name: str, value: Any) -> Integers:
     shape = check_sizes(name, tuple(value["shape"]))
     content = value.get("packed", value.get("digest"))
     if not isinstance(content, str):
-        raise TypeError(f"{name}: packed, or digest, of its record is text, not {shown(content)}")
+        raise TypeError(f"{name}: packed, or digest, of its record must be text, not {shown(content)}")
     try:
         return Integers.from_json({**value, "shape": shape})
     except (ValueError, zlib.error) as error:
@@ -114,7 +114,7 @@ def _parts(name: str, value: Any) -> tuple[Mask, ...]:
 
 def _title(name: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{name} is text, not {shown(value)}")
+        raise TypeError(f"{name} must be text, not {shown(value)}")
     return value
 
 

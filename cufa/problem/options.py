@@ -48,7 +48,7 @@ class Options:
     gradients: tuple[str, ...] = ()
     """Backward: arrays of the score function whose gradients are returned."""
     dropped: int = 0
-    """Dropped weights of 256, on average: :func:`~cufa.problem.dropout.resolve_dropout`."""
+    """Dropped weights per 256, on average: :func:`~cufa.problem.dropout.resolve_dropout`."""
     softmax_max: str | float = ""
     """Decode: :attr:`~cufa.problem.problem.Problem.softmax_max`."""
     invariant: bool = False
@@ -57,8 +57,8 @@ class Options:
     def of(
         cls, causal: Any, window: Any, mask: Any, *options: Any, accumulate: Any = None, **more: Any
     ) -> Options:
-        """Of the keywords of a call: ``causal``, ``window`` and ``mask`` are one mask, ``options`` and ``more`` the
-        other fields. Raises TypeError or ValueError, naming the argument."""
+        """The options of a call's keywords. ``causal``, ``window`` and ``mask`` make one mask; ``options`` and ``more``
+        are the other fields. Raises TypeError or ValueError, naming the argument."""
         found = cls(resolve_mask(causal, window, mask), *options, **more)
         return dataclasses.replace(found, accumulate=check_accumulate(accumulate))
 
@@ -121,8 +121,8 @@ def check_softcap(softcap: Any) -> float | None:
         raise ValueError(f"softcap={softcap!r} must be finite and above 0, in float32; for no cap pass None")
     if value > MAX_SOFTCAP:
         raise ValueError(
-            f"softcap={softcap!r} must be at most {MAX_SOFTCAP:,}: kernels know scores to 2e-7 of the cap; for no cap "
-            "pass None"
+            f"softcap={softcap!r} must be at most {MAX_SOFTCAP:,}: kernels compute scores to 2e-7 of the cap; for no "
+            "cap pass None"
         )
     return value
 
@@ -142,7 +142,7 @@ def check_scale(scale: float | None, head_dim: int) -> float:
 
 
 def resolve_precision(dtype: str, precision: str | None) -> str:
-    """Problem.precision for a dtype. CuPy's CUPY_TF32=1 is honoured when nothing is asked for."""
+    """Problem.precision for a dtype. None for float32 means "tf32" if CuPy's CUPY_TF32=1 is set."""
     if dtype != "float32":
         if precision is not None:
             raise ValueError(
@@ -203,8 +203,8 @@ def decode_mask(window: Any, mask: Any = None) -> Mask:
     """
     if mask is not None:
         found = resolve_mask(False, window, mask)
-        of_last_tokens = isinstance(found, (Band, Chunks)) and found.diagonal == "bottom-right"
-        if not of_last_tokens or (isinstance(found, Band) and found.right != 0):
+        is_aligned = isinstance(found, (Band, Chunks)) and found.diagonal == "bottom-right"
+        if not is_aligned or (isinstance(found, Band) and found.right != 0):
             raise ValueError(
                 f"mask={mask}: the queries of a decoding call are the last tokens of their sequence; it takes "
                 "cufa.masks.causal(), window(left, 0), prefix, streaming, global_window(tokens, left, 0) and chunks, "

@@ -23,8 +23,8 @@ MAX_HEAD_DIM = 256
 #: Kernels count with 32 bits: the largest size of an axis, and the largest value in a mask.
 MAX_SIZE = 2**31 - 1
 
-#: The largest |δ| of a mask's diagonal. With up to 2**30 rows, positions (row + δ) stay below 2**31 - 1, the end of a
-#: run of rows without end.
+#: The largest |δ| of a mask's diagonal. With up to 2**30 rows, positions (row + δ) stay below 2**31 - 1, which stands
+#: for the end of an unbounded run of rows.
 MAX_DIAGONAL = 2**30
 
 #: The kinds of mask that kernels are compiled for: no bound, a right bound, a left bound ("band", with a right bound or
@@ -48,11 +48,11 @@ class Kept:
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """One call of an operation as numbers: ``softmax(scale * Q Kᵀ) V``, or its like.
+    """One call of an operation as numbers: ``softmax(scale * Q Kᵀ) V``, or its gradients.
 
     Shapes are in the order (batch, heads, seqlen, head_dim), whatever the layout of the arrays; strides belong to the
-    launch. ``seqlen_q`` and ``seqlen_k`` are the room of each sequence (packed: of the longest); ``lengths`` has the
-    valid part.
+    launch. ``seqlen_q`` and ``seqlen_k`` are the rows that each sequence has in the arrays (packed: the longest
+    sequence); ``lengths`` has the valid lengths.
 
     ``precision`` is ``"float32"`` or ``"tf32"`` for float32 inputs and ``"native"`` for every other
     dtype. ``alignment`` is the largest power of two, at most 16, that divides every pointer and every
@@ -90,17 +90,17 @@ class Problem:
     score: ScoreChange | None = None
     """A function of the caller's changes scores (``score``, ``bias``)."""
     dropped: int = 0
-    """Of 256 weights, as many are dropped at random (``dropout``)."""
+    """Weights dropped at random, per 256 (``dropout``)."""
     scales: tuple[str, ...] = ()
-    """Inputs of e4m3: what shares a scale in q, k and v, of :data:`cufa.problem.float8.MODES`."""
+    """Inputs of e4m3: the modes of the scales of q, k and v (:data:`cufa.problem.float8.MODES`)."""
     values_in_rows: bool = False
     """Values of e4m3 are rows, which kernels transpose first; else :class:`cufa.QuantizedValues`."""
     tree: str = ""
-    """A kind of :data:`cufa.problem.tree.TREE_KINDS`: new tokens see their ancestors among each other. (Forward:
-    ``mask`` is then a :class:`~cufa.problem.tree.Tree`.)"""
+    """A kind of :data:`cufa.problem.tree.TREE_KINDS`: among the new tokens, each sees its ancestors and itself.
+    (Forward: ``mask`` is then a :class:`~cufa.problem.tree.Tree`.)"""
     softmax_max: str | float = ""
-    """Decode: the maximum that the softmax subtracts. "": each row's own; "bound": a bound of its scores; a number, or
-    "heads": the caller's, of all heads or of each."""
+    """Decode: the maximum that the softmax subtracts. "": each row's own maximum; "bound": a bound of the row's scores;
+    a number: the caller's, for all heads; "heads": the caller's, one per head."""
     invariant: bool = False
     """Keys in a cache: the bits of a sequence's result depend on that sequence alone."""
     accumulate: str = "auto"
@@ -148,7 +148,7 @@ class Problem:
 
     @property
     def dims_text(self) -> str:
-        """Head dims as pages and tables print them: 128, or 192/128 if that of v is another."""
+        """Head dims as pages and tables print them: 128, or 192/128 if v has another head dim."""
         return str(self.head_dim) if self.v_head_dim is None else f"{self.head_dim}/{self.v_head_dim}"
 
     @property
@@ -183,9 +183,9 @@ class Problem:
         if isinstance(self.lengths, Packed):
             outer = (1, self.lengths.total_q), (1, self.lengths.total_k)
         (batch, rows), (_, keys) = outer
-        queries, of_keys = (batch, self.heads, rows), (batch, self.kv_heads, keys)
+        q_axes, k_axes = (batch, self.heads, rows), (batch, self.kv_heads, keys)
         qk, v = self.head_dim, self.v_dim
-        return (*queries, qk), (*of_keys, qk), (*of_keys, v), (*queries, v)
+        return (*q_axes, qk), (*k_axes, qk), (*k_axes, v), (*q_axes, v)
 
     @property
     def group_size(self) -> int:
@@ -234,7 +234,7 @@ class Problem:
         return {name: x for name, x in self.mask_params.items() if isinstance(x, Integers)}
 
     def mask_bytes(self, block_q: int, block_kv: int) -> int:
-        """Bytes at the end of the workspace that kernels keep of the mask."""
+        """Bytes about the mask that kernels store at the end of the workspace."""
         return self.kernel_mask.workspace_bytes(self.seqlen_q, self.seqlen_k, block_q, block_kv)
 
     @property
@@ -267,8 +267,8 @@ class Problem:
     @functools.cached_property
     def all_visible_scores(self) -> int:
         """Visible scores of all heads of all sequences; an upper bound if lengths or mask are known on the GPU only."""
-        of_parts = (part.problem for part in self.parts)
-        return sum(p.batch * p.heads * p.mask.visible_scores(p.seqlen_q, p.seqlen_k) for p in of_parts)
+        problems = (part.problem for part in self.parts)
+        return sum(p.batch * p.heads * p.mask.visible_scores(p.seqlen_q, p.seqlen_k) for p in problems)
 
     # --- Cached keys and values ---------------------------------------------------------------------------
 
@@ -335,8 +335,8 @@ class Problem:
 
     @property
     def flops(self) -> int:
-        """Useful floating-point operations: forward and decode 4·head_dim per visible score, backward 10·head_dim. (If
-        v has another head dim: 2 and 6 of that of q and k, 2 and 4 of that of v.)"""
+        """Useful floating-point operations: forward and decode 2·head_dim + 2·v_dim per visible score, backward
+        6·head_dim + 4·v_dim."""
         return WORK[self.operation].flops(self)
 
     @property

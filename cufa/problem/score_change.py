@@ -1,4 +1,4 @@
-"""What a problem keeps of a score function (:mod:`cufa.problem.score_function`)."""
+"""A score function in the form that a problem holds (:mod:`cufa.problem.score_function`)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from .expression import FLOAT, ArrayForm, Expression, Trace
 
 @dataclasses.dataclass(frozen=True)
 class ScoreChange:
-    """A score function in a problem: its expression, the shapes of its arrays, and the arrays whose gradients are asked
-    for, in that order."""
+    """A score function in a problem: its expression, the shapes of its arrays, and the arrays whose gradients are
+    requested, in that order."""
 
     expression: Expression
     shapes: tuple[tuple[int, ...], ...]
@@ -49,7 +49,7 @@ class ScoreChange:
 
     @property
     def loads(self) -> list[int]:
-        """Places of the loads that read an array whose gradient is asked for."""
+        """Places of the loads that read an array whose gradient is requested."""
         wanted = [self.place_of(name) for name in self.gradients]
         return [place for place, x in enumerate(self.expression.code) if x[0] == "load" and x[2] in wanted]
 
@@ -114,7 +114,7 @@ def _tuples(x: Any) -> Any:
 def changed(
     change: ScoreChange, inputs: Mapping[str, Any], arrays: Sequence[Any], dtype: Any, derivatives: bool = False
 ) -> list[Any]:  # fmt: skip
-    """The new scores; with ``derivatives`` also their derivatives by the old scores and by each load."""
+    """The new scores; with ``derivatives`` also their derivatives with respect to the old scores and to each load."""
     expression = change.differentiated if derivatives else change.expression
     return evaluate(expression, inputs, arrays, dtype)
 

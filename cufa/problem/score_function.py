@@ -32,7 +32,7 @@ class Score:
     arrays: Mapping[str, Any]
     expression: Expression
     sequence: int = 0
-    """Of the reference of packed sequences: b of the first sequence."""
+    """Index b of the first sequence, when the reference computes packed sequences one by one."""
 
     @property
     def takes_delta(self) -> bool:
@@ -65,10 +65,10 @@ def score(function: Callable[..., Any], **arrays: Any) -> Score:
         function is called once, with symbols: operators, comparisons, ``np.where``, ``np.clip`` and elementary
         functions of NumPy are recorded; ``if`` and ``and`` cannot be.
     arrays : array
-        What the function reads, by name: at most 4, of 1 to 4 axes, any real dtype and strides, NumPy or CuPy. Kernels
-        read them in place: other values, or another array of the same dtype and axes, need no compilation. An index
-        below 0 reads element 0, one past the end the last: an axis of size 1 broadcasts. Names other than s, b, h, i,
-        j, delta and bias.
+        At most 4 arrays that the function reads, by name: 1 to 4 axes, any real dtype and strides, NumPy or CuPy.
+        Kernels read them in place: other values, or another array of the same dtype and axes, need no compilation. An
+        index below 0 reads the first element, an index past the end reads the last: an axis of size 1 broadcasts. Names
+        other than s, b, h, i, j, delta and bias.
 
     Returns
     -------
@@ -79,8 +79,8 @@ def score(function: Callable[..., Any], **arrays: Any) -> Score:
     Raises
     ------
     TypeError, ValueError
-        For a function that branches on a score or an index, calls what has no CUDA form, indexes an array otherwise
-        than by an integer for each axis, or returns no float.
+        For a function that branches on a score or an index, calls a function that has no CUDA form, indexes an array
+        otherwise than by an integer for each axis, or returns no float.
     """
     if not callable(function):
         raise TypeError(f"function must be callable as function(s, b, h, i, j, **arrays), not {function!r}")
@@ -88,7 +88,7 @@ def score(function: Callable[..., Any], **arrays: Any) -> Score:
 
 
 def bias_score(bias: Any) -> Score:
-    """``bias=``: added to scores, (batch | 1, heads | 1, seqlen_q | 1, seqlen_k | 1)."""
+    """The score function that adds ``bias`` to scores, (batch | 1, heads | 1, seqlen_q | 1, seqlen_k | 1)."""
     found = as_array("bias", bias)
     if found.ndim != 4 or np.dtype(found.dtype).kind not in "fV":
         raise ValueError(
@@ -103,7 +103,7 @@ def _add_bias(s: Any, b: Any, h: Any, i: Any, j: Any, bias: Any) -> Any:
 
 
 def named_arrays(arrays: Mapping[str, Any], what: str = "a score function") -> dict[str, Any]:
-    """As NumPy or CuPy arrays. Raises TypeError or ValueError for an array that no kernel reads."""
+    """``arrays`` as NumPy or CuPy arrays. Raises TypeError or ValueError for an array that no kernel reads."""
     for name in arrays:
         if name in RESERVED:
             raise ValueError(
@@ -134,11 +134,11 @@ def _traced(function: Callable[..., Any], forms: tuple[ArrayForm, ...]) -> Expre
 
 
 _traced_bias = functools.cache(_traced)
-"""Traced once, as calls with ``bias=`` make a score function each."""
+"""Cached: every call with ``bias=`` makes a score function."""
 
 
 def check_gradients(score: Score | None, gradients: Any) -> tuple[str, ...]:
-    """The names of the arrays whose gradients are asked for. Raises TypeError or ValueError."""
+    """The names of the arrays whose gradients are requested. Raises TypeError or ValueError."""
     if isinstance(gradients, str) or not isinstance(gradients, (tuple, list)):
         raise TypeError(f"gradients={gradients!r}: it takes a tuple of names of arrays, such as ('table',)")
     arrays = {} if score is None else score.arrays

@@ -87,7 +87,7 @@ def takes_delta(function: Callable[..., Any]) -> bool:
     """Whether a function has an argument named ``delta``."""
     try:
         return "delta" in inspect.signature(function).parameters
-    except (TypeError, ValueError):  # of a builtin
+    except (TypeError, ValueError):  # a builtin has no signature
         return False
 
 

@@ -35,8 +35,8 @@ def ancestors(tree: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
 
 
 def check_tree(tree: npt.NDArray[Any]) -> None:
-    """Raises ValueError for a parent that does not come before its child, and for a row of booleans that names a later
-    token or not its own."""
+    """Raises ValueError for a parent that does not come before its child, and for a row of booleans that is True for a
+    later token or False for its own."""
     tokens = tree.shape[1]
     if tree.ndim == 2:
         wrong = np.argwhere((tree < -1) | (tree >= np.arange(tokens)))

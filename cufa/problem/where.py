@@ -42,7 +42,7 @@ class Where(Mask):
     b: int = 0
     h: int = 0
     made: dict[Any, tuple[Bits, Any]] = dataclasses.field(default_factory=dict)
-    """Bits and what made them, by GPU (None: the host) and sizes."""
+    """Bits and the function that made them, by GPU (None: the host) and sizes."""
 
     @property
     def takes_booleans(self) -> bool:
@@ -53,8 +53,8 @@ class Where(Mask):
         self, batch: int, heads: int, kv_heads: int, seqlen_q: int, seqlen_k: int,
         on_gpu: tuple[int, BitsOnGpu] | None = None,
     ) -> Bits:  # fmt: skip
-        """The mask of a call of these sizes; ``on_gpu``: the number of its GPU, and what makes bits there. Raises
-        ValueError."""
+        """The mask of a call of these sizes; ``on_gpu``: the number of its GPU, and the function that makes bits there.
+        Raises ValueError."""
         reads = self.change.expression.inputs
         if self.takes_booleans:
             shape = self.arrays["mask"].shape
@@ -64,23 +64,23 @@ class Where(Mask):
                     f"mask has shape {shape}: each axis has size 1, or that of (batch, heads, seqlen_q, seqlen_k), "
                     f"here {(batch, heads, seqlen_q, seqlen_k)}; heads may be those of k"
                 )
-            of_heads = shape[:2]
+            mask_counts = shape[:2]
         else:
-            of_heads = batch if "b" in reads else 1, heads if "h" in reads else 1
+            mask_counts = batch if "b" in reads else 1, heads if "h" in reads else 1
         self.change.check_indexes(batch, heads, seqlen_q, seqlen_k)
         device, make = on_gpu or (None, type(self).words)
         if device is None and any(map(is_device_array, self.arrays.values())):
             raise ValueError(
                 f"mask, {self}, reads arrays on a GPU, but the call is computed on the CPU: pass x.get()"
             )
-        key = device, *of_heads, seqlen_q, seqlen_k
+        key = device, *mask_counts, seqlen_q, seqlen_k
         if key not in self.made:
             self.made[key] = Bits(Integers(make(self, key[1:])), seqlen_k), make
         return self.made[key][0]
 
     def refresh(self) -> None:
-        """Says that values of the mask's arrays have changed: its bits are made again, those on a GPU in their place,
-        so that recorded graphs read them."""
+        """Makes the bits again, after values of the mask's arrays have changed. Bits on a GPU keep their memory, so
+        that captured graphs read the new bits."""
         for key, (bits, make) in [*self.made.items()]:
             if key[0] is None:
                 del self.made[key]
@@ -150,12 +150,12 @@ class Where(Mask):
 def where(function: Callable[..., Any], arrays: Mapping[str, Any]) -> Where:
     """See :func:`cufa.masks.where`."""
     found = named_arrays(arrays, "a mask's function")
-    expression = (_of_booleans if function is _element else _traced)(function, forms_of(found))
+    expression = (_traced_booleans if function is _element else _traced)(function, forms_of(found))
     return Where(function, found, ScoreChange(expression, tuple(tuple(x.shape) for x in found.values())))
 
 
 def where_booleans(seen: Any) -> Where:
-    """Of an array (batch or 1, heads or 1, seqlen_q or 1, seqlen_k or 1), heads of q or of k."""
+    """The mask of an array (batch or 1, heads or 1, seqlen_q or 1, seqlen_k or 1), with heads of q or of k."""
     return where(_element, {"mask": seen})
 
 
@@ -170,7 +170,7 @@ def _traced(function: Callable[..., Any], forms: tuple[ArrayForm, ...]) -> Expre
     return Expression(tuple(t.code), forms, (score,)).pruned()
 
 
-_of_booleans = functools.cache(_traced)
+_traced_booleans = functools.cache(_traced)
 
 
 # --- Operators --------------------------------------------------------------------------------------------

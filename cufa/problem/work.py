@@ -50,8 +50,8 @@ class BackwardWork(ForwardWork):
     def io_bytes(self, problem: Problem) -> int:
         """dout, q, k, v, out and lse read once, dq, dk and dv written once."""
         queries, keys = problem.tokens
-        of_queries = problem.heads * queries * (2 * _query_bytes(problem) + 4)
-        return of_queries + problem.kv_heads * keys * 2 * problem.key_bytes
+        query_bytes = problem.heads * queries * (2 * _query_bytes(problem) + 4)
+        return query_bytes + problem.kv_heads * keys * 2 * problem.key_bytes
 
     def describe(self, problem: Problem) -> str:
         return f"backward {super().describe(problem)}" + (", deterministic" if problem.deterministic else "")

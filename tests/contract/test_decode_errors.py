@@ -56,7 +56,7 @@ BAD = [
     (_caches(2, 3, 9, 16), ValueError, r"q has 4 heads and k_cache has 3.*multiple"),
     ({"q": _array(2, 4, 1, 12), **_caches(2, 2, 9, 12)}, ValueError, r"head_dim is 12.*multiple of 8.*pad"),
     ({"q": _array(2, 4, 17, 16)}, ValueError, r"q has 17 tokens.*1 to 16.*flash_attention"),
-    ({"q": _array(2, 4, 0, 16)}, ValueError, r"q has 0 tokens.*takes 1 to 16: without one leave"),
+    ({"q": _array(2, 4, 0, 16)}, ValueError, r"q has 0 tokens.*takes 1 to 16: without a token make no call"),
     ({"q": _array(2, 4, 1, 32)[..., ::2]}, ValueError, r"q has strides.*ascontiguousarray\(q\)"),
     ({"k_cache": _array(2, 2, 9, 32)[..., ::2]}, ValueError, r"k_cache has strides.*ascontiguousarray"),
     ({"k_cache": _array(2, 2, 9, 16, dtype=np.int8)}, TypeError, r"k_cache is int8.*view\('uint8'\).*astype"),

@@ -198,7 +198,7 @@ PADDED = [
     (
         {"seqlens_q": [1, 2, 10]},
         ValueError,
-        r"seqlens_q\[2\] is 10: it must be from 0 to 9, what the arrays have",
+        r"seqlens_q\[2\] is 10: the arrays have room for 0 to 9",
     ),
     ({"seqlens_k": [1, -2, 3]}, ValueError, r"seqlens_k\[1\] is -2: it must be from 0"),
     ({"seqlens_k": [2**40, 2, 3]}, ValueError, r"seqlens_k\[0\] is 1099511627776: int32"),
@@ -226,7 +226,7 @@ PACKED = [
     ((Q, Q, Q, [[0, 5]], [0, 5]), {}, ValueError, r"cu_seqlens_q has shape \(1, 2\): it takes \(sequences \+ 1,\)"),
     ((Q, Q, Q, [], []), {}, ValueError, r"cu_seqlens_q has shape \(0,\)"),
     ((Q, Q, Q, [0.0, 5.0], [0, 5]), {}, TypeError, "cu_seqlens_q is float64: it takes int32; convert"),
-    ((Q, Q, Q, None, [0, 5]), {}, TypeError, "cu_seqlens_q is None: it says where each sequence begins"),
+    ((Q, Q, Q, None, [0, 5]), {}, TypeError, "cu_seqlens_q is None: pass where each sequence begins"),
     ((Q[None], Q, Q, [0, 5], [0, 5]), {}, ValueError, r"q has shape \(1, 10, 4, 8\); packed arrays have three axes"),
     ((Q, Q, Q[:9], [0, 5], [0, 5]), {}, ValueError, r"v has shape \(9, 4, 8\) but k has \(10, 4, 8\)"),
     ((Q, Q[:, :3], Q[:, :3], [0, 5], [0, 5]), {}, ValueError, "q has 4 heads and k has 3"),
@@ -253,7 +253,7 @@ def test_packed_calls_that_are_none(given, options, error, message):
     [case for case in PACKED if case[3].startswith(("cu_seqlens", "q has shape"))],
 )
 def test_the_reference_refuses_what_packed_calls_do(given, options, error, message):
-    message = message.replace("is None: it says where each sequence begins", "")
+    message = message.replace("is None: pass where each sequence begins", "")
     for reference, first in (
         (cufa.attention_varlen_reference, ()),
         (cufa.attention_varlen_reference_backward, (Q,)),

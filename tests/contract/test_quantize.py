@@ -356,7 +356,7 @@ X = np.ones((1, 2, 8, 32), np.float32)
         (X, {"role": "k", "per": "row"}, ValueError, "per='row'"),
         (X, {"role": "v", "rotate": 1}, ValueError, "values are not rotated"),
         (X, {"role": "k", "rotate": -1}, ValueError, "rotate=-1"),
-        (X, {"role": "q", "smooth": True}, ValueError, "only a mean key"),
+        (X, {"role": "q", "smooth": True}, ValueError, "softmax is unchanged only"),
         (X, {"role": "k", "smooth": "yes"}, TypeError, "smooth"),
         (X.astype(np.float64), {"role": "k"}, TypeError, "x is float64"),
         (X[..., :24], {"role": "k"}, ValueError, "head_dim is 24"),

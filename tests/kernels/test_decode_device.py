@@ -74,7 +74,7 @@ def test_scales_of_tokens_are_read_and_written_in_place(launches, layout):
     assert again is None and second == first
     with pytest.raises(ValueError, match="k_scale overlaps v_scale in memory, but k_new is appended"):
         cufa.flash_decode(**{**arrays, "v_scale": scales["k_scale"]}, layout=layout)
-    with pytest.raises(TypeError, match="scales of tokens or blocks are where the cache is"):
+    with pytest.raises(TypeError, match="scales of tokens or blocks must be where the cache is"):
         cufa.flash_decode(**{**arrays, "v_scale": np.ones((1000, 8, 16), np.float32)}, layout=layout)
 
 
