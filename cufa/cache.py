@@ -1,4 +1,4 @@
-"""The user's cache folder: where it is, and that nobody else can put files into it."""
+"""The user's cache folder: its path, and a check that no other user can put files into it."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def _user() -> int | None:
 def own_folder(name: str) -> Path:
     """The folder of this name in the cache, for files that are executed: made if it is missing.
 
-    Raises PermissionError where the cache folder, or this one, belongs to another user or can be written by others: a
-    library that they left there would run as this user. Raises OSError where it cannot be made.
+    Raises PermissionError where the cache folder, or the new folder, belongs to another user or can be written by
+    others: a library that they left there would run as this user. Raises OSError where it cannot be made.
     """
     folder, user = cache_dir() / name, _user()
     folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -80,8 +80,8 @@ def own_folder(name: str) -> Path:
 
 @contextlib.contextmanager
 def locked(file: Path) -> Iterator[None]:
-    """Hold a lock on a file of :func:`own_folder`, made if it is missing; other processes wait. A link is not followed
-    and nothing is cut off, whoever made the file. Without ``fcntl`` there is no lock. Raises OSError."""
+    """Hold a lock on a file of :func:`own_folder`, made if it is missing; other processes wait. A link is not followed,
+    and an existing file is not truncated. Without ``fcntl`` there is no lock. Raises OSError."""
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
     descriptor = os.open(file, flags, 0o600)
     try:

@@ -239,9 +239,9 @@ def _compilers() -> Iterator[Check]:
         )
         yield Check("c++ compiler", status, f"{what}: `cufa emulate` needs one", _COMPILER)
         return
-    asked = [compiler, "-std=c++17", "-E", "-x", "c++", "-"]
+    command = [compiler, "-std=c++17", "-E", "-x", "c++", "-"]
     trial = subprocess.run(
-        asked, input="__cplusplus", capture_output=True, text=True, timeout=60, check=False
+        command, input="__cplusplus", capture_output=True, text=True, timeout=60, check=False
     )
     if "201703" in trial.stdout:
         yield Check("c++ compiler", Status.OK, f"{compiler}: `cufa emulate` works")

@@ -1,5 +1,5 @@
-"""Where output goes when a terminal lacks letters, a disk is full or memory runs out: no command ends in a traceback
-then."""
+"""Output of commands when a terminal lacks letters, a disk is full or memory runs out: a message in place of a
+traceback."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from typing import NoReturn
 
-#: For encodings that lack the left: what tables, block maps and units are written with.
+#: Letters of tables, block maps and units, and their replacements in encodings that lack them.
 _PLAIN = {
     "×": "x", "–": "-", "—": "-", "…": "...", "→": "->", "µ": "u", "²": "2", "≤": "<=", "≥": ">=", "±": "+-",
     "█": "#", "▒": "+", "░": ":", "·": ".",
@@ -28,8 +28,8 @@ codecs.register_error("cufa.plain", _plain)
 
 
 def use_streams_that_exist() -> None:
-    """Write nowhere if stdout or stderr is None or closed, as of ``cufa … >&-`` and of programs without a console, and
-    plain letters where it cannot take others (ASCII, Latin-1)."""
+    """Discard output if stdout or stderr is None or closed (``cufa … >&-``, programs without a console). Write plain
+    letters if the encoding has no others (ASCII, Latin-1)."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None or stream.closed:
@@ -40,7 +40,7 @@ def use_streams_that_exist() -> None:
 
 @contextlib.contextmanager
 def clear_failures() -> Iterator[None]:
-    """A full disk behind stdout, or memory that is not here, is a message and an exit code."""
+    """Turn a full disk behind stdout, or a lack of memory, into a message and an exit code."""
     try:
         try:
             yield
@@ -57,7 +57,7 @@ def clear_failures() -> Iterator[None]:
 
 
 def _drop_output() -> None:
-    """What is still to be written would fail again when Python exits."""
+    """Discard the rest of the output, which would fail again when Python exits."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())

@@ -173,12 +173,12 @@ def flash_attention_backward(
     seen, _, addresses = find(BACKWARD, given, options)
     if seen is not None:
         return seen(given, addresses)
-    asked = Options.of(
+    call_options = Options.of(
         causal, window, mask, softcap, scale, precision, layout, algorithm, deterministic=deterministic,
         score=change, gradients=gradient_names, dropped=dropped,
     )  # fmt: skip
     wanted = results_of_backward(sink, change, gradient_names)
-    return run(BackwardCall.read(given, wanted, asked), device, options)
+    return run(BackwardCall.read(given, wanted, call_options), device, options)
 
 
 def plan_backward(

@@ -231,9 +231,9 @@ def flash_decode(
     seen, _, addresses = find(DECODE, given, options)
     if seen is not None:
         return seen(given, addresses)
-    asked = _options(window, mask, softcap, scale, layout, schedule, num_splits, fixed, invariant, change)
+    settings = _options(window, mask, softcap, scale, layout, schedule, num_splits, fixed, invariant, change)
     wanted = ("out", "lse") if check_flag("return_lse", return_lse) else ("out",)
-    return run(DecodeCall.read(given, wanted, asked), device, options)
+    return run(DecodeCall.read(given, wanted, settings), device, options)
 
 
 def plan_decode(
@@ -261,7 +261,7 @@ def plan_decode(
         raise unknown_keyword(plan_decode, unknown)
     fixed, _ = option_and_array(softmax_max)
     change = resolve_score(score, bias)
-    asked = _options(window, mask, softcap, scale, layout, schedule, num_splits, fixed, invariant, change)
+    settings = _options(window, mask, softcap, scale, layout, schedule, num_splits, fixed, invariant, change)
     given = {"q": q, "k_cache": k_cache, "block_table": block_table, "k_new": k_new, "k_scale": k_scale}
     given["v_cache"] = k_cache if v_cache is None else v_cache
     given = {name: x if x is None or isinstance(x, tuple) else as_array(name, x) for name, x in given.items()}
@@ -283,14 +283,14 @@ def plan_decode(
         fine = names[0] != names[1] and len(shapes["k_scale"] or ()) > 1
         quantize_new = fine and str(getattr(given["k_new"], "dtype", q_dtype)) == q_dtype
         problem = optional_operands.planned(
-            optional, make_decode_problem(shapes, *names, asked, quantize_new)
+            optional, make_decode_problem(shapes, *names, settings, quantize_new)
         )
         if fine:
             mode = scale_mode(shapes["k_scale"], shapes["k_cache"], problem, layout)
             problem = dataclasses.replace(problem, scales=("", mode, mode))
         if found is not None:
             check_gpu_serves(problem)
-        return plan_for(problem, found, asked)
+        return plan_for(problem, found, settings)
 
     found = planning_device(device, served=True)
     try:

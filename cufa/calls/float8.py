@@ -31,17 +31,16 @@ class Float8Call(ForwardCall):
 
     @classmethod
     def result(
-        cls, given: Sequence[Any], scales: Sequence[Any], out_dtype: Any, accumulate: Any, asked: tuple[Any, ...],
+        cls, given: Sequence[Any], scales: Sequence[Any], out_dtype: Any, accumulate: Any, arguments: tuple[Any, ...],
         device: Any, options: tuple[Any, ...],
     ) -> Any:  # fmt: skip
-        """The public call's result. ``asked``: arguments of :func:`~cufa.problem.options.read_forward`. ``options``:
+        """The public call's result. ``arguments``: those of :func:`~cufa.problem.options.read_forward`. ``options``:
         options of the warm lookup, which :meth:`warm_result` extends."""
         found, options = cls.warm_result(given, scales, out_dtype, accumulate, options)
         if found is not None:
             return found
-        return run(
-            cls.of(given, scales, out_dtype, *read_forward(*asked, accumulate=accumulate)), device, options
-        )
+        call = cls.of(given, scales, out_dtype, *read_forward(*arguments, accumulate=accumulate))
+        return run(call, device, options)
 
     @classmethod
     def of(

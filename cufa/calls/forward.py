@@ -284,7 +284,7 @@ def flash_attention(
         refused = {"q_scale": q_scale, "out_dtype": out_dtype, "accumulate": accumulate}
         given = q, *keys_and_values(q, k, v, (k_scale, v_scale), layout, refused), *given[3:]
         scaled = False
-    asked = (
+    arguments = (
         return_lse, causal, window, mask, softcap, scale, precision, layout, algorithm, num_splits
     )  # fmt: skip
     if scaled or is_float8(q):
@@ -293,9 +293,9 @@ def flash_attention(
         refuse_score(change, q, dropped)
         given = q, k, v, out, lse, alibi_slopes, sink, seqlens_q, seqlens_k
         return Float8Call.result(
-            given, (q_scale, k_scale, v_scale), out_dtype, accumulate, asked, device, options
+            given, (q_scale, k_scale, v_scale), out_dtype, accumulate, arguments, device, options
         )
-    read = read_forward(*asked, score=change, invariant=invariant, dropped=dropped)
+    read = read_forward(*arguments, score=change, invariant=invariant, dropped=dropped)
     return run(ForwardCall.read(given, *read), device, options)
 
 

@@ -88,7 +88,7 @@ def quantize(
         rotated row: the largest e4m3 number may lie well below 448. Not for values.
     smooth : bool
         Subtract the mean key of each head (SageAttention). For keys only. Without a sink or a soft cap the result of
-        attention is unchanged; lse is that of the smoothed keys.
+        attention is unchanged; lse belongs to the smoothed keys.
     layout : "bhsd" or "bshd"
         As for :func:`flash_attention`.
     seqlens, cu_seqlens : int32 array, optional

@@ -185,7 +185,7 @@ def check_equal(name: str, shape: Shape | None, other: str, expected: Shape | No
 
 
 def check_rows(name: str, shape: tuple[int, ...], expected: tuple[int, ...], layout: str) -> None:
-    """Raises ValueError unless ``shape`` is that of lse: one number per query."""
+    """Raises ValueError unless ``shape`` is lse's shape: one number per query."""
     if shape == expected:
         return
     hint, words = "", "(heads, total_q)" if len(expected) == 2 else "(batch, heads, seqlen_q)"
@@ -264,7 +264,7 @@ def make_decode_problem(
 def check_table(
     table: Shape, batch: int, *, num_pages: int, page_size: int, axes: str, name: str = "k_cache"
 ) -> Shape:
-    """Check the shape of block_table against that of the pages, and return it as Python integers."""
+    """Check the shape of block_table against the pages' shape, and return it as Python integers."""
     table = check_sizes("block_table", table)
     if len(table) != 2 or table[0] != batch:
         raise ValueError(

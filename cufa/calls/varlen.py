@@ -146,15 +146,15 @@ def flash_attention_varlen(
     if invariant and not in_cache:
         raise invariant_without_cache()
     _check_given(cu_seqlens_q, True if in_cache else cu_seqlens_k)
-    asked = return_lse, causal, window, mask, softcap, scale, precision, "bshd", algorithm
+    arguments = return_lse, causal, window, mask, softcap, scale, precision, "bshd", algorithm
     if scaled or is_float8(q):
         from .float8 import PackedFloat8
 
         refuse_score(change, q, dropped)
         return PackedFloat8.result(
-            given, (q_scale, k_scale, v_scale), out_dtype, accumulate, asked, device, options
+            given, (q_scale, k_scale, v_scale), out_dtype, accumulate, arguments, device, options
         )
-    read = read_forward(*asked, score=change, invariant=invariant, dropped=dropped)
+    read = read_forward(*arguments, score=change, invariant=invariant, dropped=dropped)
     return run(PackedForward.read(given, *read), device, options)
 
 
@@ -227,12 +227,12 @@ def flash_attention_varlen_backward(
     if seen is not None:
         return seen(given, addresses)
     _check_given(cu_seqlens_q, cu_seqlens_k)
-    asked = Options.of(
+    call_options = Options.of(
         causal, window, mask, softcap, scale, precision, "bshd", algorithm, deterministic=deterministic, score=change,
         gradients=gradient_names, dropped=dropped,
     )  # fmt: skip
     wanted = results_of_backward(sink, change, gradient_names)
-    return run(PackedBackward.read(given, wanted, asked), device, options)
+    return run(PackedBackward.read(given, wanted, call_options), device, options)
 
 
 def _check_given(cu_seqlens_q: Any, cu_seqlens_k: Any) -> None:

@@ -264,7 +264,8 @@ _MAKERS: dict[str, Callable[[dict[str, Any]], Problem]] = {
 
 
 def check_algorithm(name: str, operations: Iterable[str]) -> None:
-    """A usage error that lists the algorithms of the operations, where none of the operations has this one."""
+    """Raises a usage error unless one of the operations has the algorithm ``name``; the error lists their
+    algorithms."""
     known = {operation: algorithms(operation)[1:] for operation in operations}
     if not any(name in names for names in known.values()):
         there = "; ".join(f"{operation} has {', '.join(names)}" for operation, names in known.items())

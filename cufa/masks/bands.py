@@ -34,7 +34,7 @@ def window(left: int | None, right: int | None, diagonal: str | int = "bottom-ri
     """Query i sees keys ``i + δ - left`` to ``i + δ + right``, both included: up to ``left + right + 1`` of them.
 
     None is unbounded. δ as for :func:`causal`. ``window(1023, 0)`` is the causal window of 1,024 keys that
-    FlashAttention writes (1023, 0); cuDNN and FlashMask count 1024 there.
+    FlashAttention writes (1023, 0); cuDNN and FlashMask call it a window of 1024.
 
     Raises TypeError or ValueError, naming the argument, for anything but integers from 0 up and None.
     """
@@ -44,10 +44,10 @@ def window(left: int | None, right: int | None, diagonal: str | int = "bottom-ri
 
 @as_typed
 def prefix(length: Any, diagonal: str | int = "bottom-right") -> Mask:
-    """Every query sees the first ``length`` keys, and beyond them it is causal (prefix-LM).
+    """Causal, and every query sees the first ``length`` keys (prefix-LM).
 
-    ``length`` is an integer from 0 up, or an array of one for each sequence, NumPy or int32 on the GPU. An array on the
-    GPU is read by every call and replay of a graph: its owner may change it. δ as for :func:`causal`.
+    ``length`` is an integer from 0 up, or an array with an integer per sequence, NumPy or int32 on the GPU. An array on
+    the GPU is read by every call and replay of a graph: its owner may change it. δ as for :func:`causal`.
 
     Raises TypeError or ValueError naming the argument.
 
@@ -65,8 +65,8 @@ def streaming(keep: Any, window: int, diagonal: str | int = "bottom-right") -> M
     """Causal; query i sees the first ``keep`` keys and the ``window`` keys before its own, and its own
     (StreamingLLM's attention sinks).
 
-    ``keep`` is an integer from 0 up, or an array of one for each sequence, NumPy or int32 on the GPU, which its owner
-    may change as :func:`prefix`'s. δ as for :func:`causal`.
+    ``keep`` is an integer from 0 up, or an array with an integer per sequence, read as that of :func:`prefix`. δ as for
+    :func:`causal`.
 
     Raises TypeError or ValueError naming the argument.
     """
@@ -78,10 +78,10 @@ def streaming(keep: Any, window: int, diagonal: str | int = "bottom-right") -> M
 def global_window(
     tokens: Any, left: int | None, right: int | None, diagonal: str | int = "bottom-right"
 ) -> Mask:
-    """A :func:`window` in which the first ``tokens`` see every key, and are seen by every query (Longformer).
+    """A :func:`window` in which the first ``tokens`` tokens see every key, and every query sees them (Longformer).
 
-    ``tokens`` is an integer from 0 up, or an array of one for each sequence, NumPy or int32 on the GPU, which its owner
-    may change as :func:`prefix`'s. Query i is global if ``i + δ < tokens``, δ as for :func:`causal`.
+    ``tokens`` is an integer from 0 up, or an array with an integer per sequence, read as that of :func:`prefix`. Query
+    i is global if ``i + δ < tokens``, δ as for :func:`causal`.
 
     Raises TypeError or ValueError naming the argument.
     """

@@ -28,11 +28,11 @@ def columns(
     Parameters
     ----------
     lo1, hi1, lo2, hi2 : integers, (seqlen_k,), (batch, seqlen_k) or (batch, kv_heads, seqlen_k)
-        NumPy, or int32 on the GPU. Where lo >= hi nothing is hidden. Axes of 1 are shared. They are copied: later
-        changes do not reach the mask.
+        NumPy, or int32 on the GPU. Where lo >= hi nothing is hidden. Axes of size 1 are shared. The arrays are copied:
+        later changes do not reach the mask.
     causal, window, diagonal
-        The band around them: as for :func:`cufa.flash_attention` and :func:`cufa.masks.window`. Rows of lo and hi
-        are counted from 0, whatever the diagonal.
+        The mask's band, as for :func:`cufa.flash_attention` and :func:`cufa.masks.window`. Rows of lo and hi are
+        counted from 0, whatever the diagonal.
 
     Raises TypeError or ValueError naming the argument.
 
@@ -60,9 +60,9 @@ def columns(
 def evict(rows: Any, diagonal: str | int = "bottom-right") -> Mask:
     """Causal; key j is hidden from row ``rows[j]`` on, as after eviction from a cache.
 
-    ``rows`` is (seqlen_k,), (batch, seqlen_k) or (batch, kv_heads, seqlen_k), integers: NumPy, or int32 on the GPU. It
-    is copied: make a new mask of new numbers. Rows are counted from 0; δ, of the causal mask alone, as for
-    :func:`cufa.masks.causal`.
+    ``rows`` is (seqlen_k,), (batch, seqlen_k) or (batch, kv_heads, seqlen_k), integers: NumPy, or int32 on the GPU.
+    ``rows`` is copied: for new rows, make a new mask. Rows are counted from 0; ``diagonal`` is the causal mask's δ, as
+    for :func:`cufa.masks.causal`.
 
     Raises TypeError or ValueError naming the argument.
     """
@@ -128,7 +128,8 @@ def from_dense(seen: Any) -> Mask:
 
 
 def _one_shape(runs: dict[str, Any]) -> tuple[int, ...]:
-    """Of all runs together; axes of batch and heads may be 1."""
+    """The shape of the runs. Raises TypeError or ValueError unless they fit together; axes of batch and heads may be
+    1."""
     longest = max(x.ndim for x in runs.values())
     shapes = {name: _spread(x, longest).shape for name, x in runs.items()}
     first: tuple[int, ...] = shapes["lo1"]
@@ -172,15 +173,15 @@ def where(function: Callable[..., Any], *, within: Mask | None = None, **arrays:
     within : Mask
         A query sees a key only if it sees the key under this mask, too: ``where(function) & within``.
     arrays : array
-        What the function reads, by name: at most 4, those of ``within`` included.
+        At most 4 arrays that the function reads, by name; arrays of ``within`` count.
 
     Returns
     -------
     Mask
-        A call's bits, one for each score, are made in one launch when a mask meets lengths for the first time, and
-        kept with the mask. If values of its arrays change, call ``refresh()``. ``&``, ``|`` and ``~`` combine functions
-        with each other, with bands, and with masks of runs that all heads share. Rows and keys keep their meaning in
-        sequences that ``seqlens_q`` and ``seqlens_k`` shorten.
+        Its bits, one per score, are made in one launch at the first call of new lengths, and kept with the mask. If
+        values of its arrays change, call ``refresh()``. ``&``, ``|`` and ``~`` combine functions with each other, with
+        bands, and with masks of runs that all heads share. Rows and keys keep their meaning in sequences that
+        ``seqlens_q`` and ``seqlens_k`` shorten.
 
     Raises
     ------

@@ -32,13 +32,13 @@ from ..problem.options import band_of
 def documents(
     lengths: Any, causal: bool = True, *, seqlen: int | None = None, diagonal: str | int = "bottom-right"
 ) -> Mask:
-    """A token sees those of its own document, up to itself when ``causal``.
+    """A token sees the tokens of its own document; if ``causal``, up to itself.
 
     Parameters
     ----------
     lengths : integers, (documents,) or (batch, documents)
-        Tokens of each document, in order; 0 for no document. A list, NumPy, or int32 on the GPU. They are read when the
-        mask is made: make a new mask of new lengths.
+        Tokens of each document, in order; 0 for no document. A list, NumPy, or int32 on the GPU. Lengths are read when
+        the mask is made: for new lengths, make a new mask.
     seqlen : int, optional
         Keys of each sequence. Default: the largest sum of lengths of a sequence. Tokens past the documents see no key
         and are not seen. Required if lengths are on a GPU, where they are not read.
@@ -51,14 +51,14 @@ def documents(
     """
     if is_device_array(lengths):
         return _documents_on_gpu(lengths, causal, seqlen, diagonal)
-    x, keys, of_past, band, title = _documents(lengths, causal, seqlen, diagonal)
-    if is_device_array(x):  # of another library
+    x, keys, is_causal, band, title = _documents(lengths, causal, seqlen, diagonal)
+    if is_device_array(x):  # an array of another library
         return _documents_on_gpu(x, causal, seqlen, diagonal)
     ends, total = _ends(x)
     # Keys past the end are hidden from every row.
-    runs = [_of_keys(ends, np.full_like(total, FROM_THE_START), x, keys), TO_THE_END]
-    if not of_past:
-        runs += [FROM_THE_START, _of_keys(ends - x, total, x, keys)]
+    runs = [_per_key(ends, np.full_like(total, FROM_THE_START), x, keys), TO_THE_END]
+    if not is_causal:
+        runs += [FROM_THE_START, _per_key(ends - x, total, x, keys)]
     return columns_of(band, runs, band.diagonal, title)
 
 
@@ -79,16 +79,16 @@ _checked: dict[Any, tuple[Any, ...]] = {}
 
 def _documents_on_gpu(lengths: Any, causal: Any, seqlen: int | None, diagonal: str | int) -> Columns:
     """A training step has new lengths of the same shape: arguments are checked once per shape."""
-    asked = lengths.shape, lengths.dtype, causal, seqlen, diagonal
+    key = lengths.shape, lengths.dtype, causal, seqlen, diagonal
     plain = type(causal) is bool and type(seqlen) is int and type(diagonal) is str
-    found = _checked.get(asked) if plain else None
+    found = _checked.get(key) if plain else None
     if found is None:
-        _, keys, of_past, band, title = _documents(lengths, causal, seqlen, diagonal)
-        found = band, keys, "causal" if of_past else "both ways", title
+        _, keys, is_causal, band, title = _documents(lengths, causal, seqlen, diagonal)
+        found = band, keys, "causal" if is_causal else "both ways", title
         if plain:
             if len(_checked) >= _MOST_CHECKED:
                 _checked.clear()
-            _checked[asked] = found
+            _checked[key] = found
     band, keys, form, title = found
     return Columns(band, _runs_on_gpu(lengths, keys, form), band.diagonal, title)
 
@@ -112,8 +112,8 @@ def shared_question(
     """
     x = integers("answers", answers, axes=("(answers,)", "(batch, answers)"))
     xp = module_of(x)
-    of_one = not isinstance(question, (list, tuple)) and getattr(question, "ndim", 0) == 0
-    if of_one and not is_device_array(question):
+    is_single = not isinstance(question, (list, tuple)) and getattr(question, "ndim", 0) == 0
+    if is_single and not is_device_array(question):
         first = xp.full(x.shape[:-1], check_count("question", question), xp.int32)
     else:
         first = integers("question", question, axes=("(batch,)", "()"))
@@ -122,7 +122,7 @@ def shared_question(
     if x.ndim == 1 and first.ndim == 1:
         x = xp.broadcast_to(x, (len(first), len(x)))
     if first.ndim and len(first) not in (1, len(x)):
-        raise ValueError(f"question is of {len(first)} sequences but answers of {len(x)}: they must be equal")
+        raise ValueError(f"question has {len(first)} sequences but answers has {len(x)}: they must be equal")
     texts = xp.concatenate([xp.broadcast_to(first, x.shape[:-1])[..., None], x], axis=-1)
     if not is_device_array(x):
         check_from_0("question", np.atleast_1d(first))
@@ -132,14 +132,14 @@ def shared_question(
     if is_device_array(x):
         return Columns(band, _runs_on_gpu(texts, seqlen, "question"), diagonal, title)
     ends, total = _ends(texts)
-    ends[..., :1] = total  # of the question, which all answers see
-    end = _of_keys(ends, np.full_like(total, FROM_THE_START), texts, seqlen)
+    ends[..., :1] = total  # all answers see the question: it ends with the last answer
+    end = _per_key(ends, np.full_like(total, FROM_THE_START), texts, seqlen)
     return columns_of(band, [end, TO_THE_END], diagonal, title)
 
 
 @as_typed
 def chunks(size: int, diagonal: str | int = "bottom-right") -> Mask:
-    """Causal within chunks of ``size`` tokens (Llama 4): token t sees those from ``t - t % size`` to itself.
+    """Causal within chunks of ``size`` tokens (Llama 4): token t sees the tokens from ``t - t % size`` to t.
 
     It fits any length. δ as for :func:`documents`. Raises TypeError or ValueError naming the argument.
     """
@@ -174,12 +174,13 @@ def _text_runs() -> Any:
 
 
 def _ends(lengths: npt.NDArray[np.int32]) -> tuple[Any, Any]:
-    """Ends of the texts, int32 (…, texts), and of the last, (…, 1)."""
+    """The end of each text, int32 (…, texts), and of the last text, (…, 1)."""
     return np.cumsum(lengths, axis=-1, dtype=np.int32), lengths.sum(axis=-1, dtype=np.int32, keepdims=True)
 
 
-def _of_keys(of_texts: Any, past: Any, lengths: npt.NDArray[np.int32], seqlen: int) -> Any:
-    """For each key the number of its text, of int32 (…, texts); ``past``, (…, 1), for keys past all texts."""
+def _per_key(text_values: Any, past: Any, lengths: npt.NDArray[np.int32], seqlen: int) -> Any:
+    """For each key the value of its text, from ``text_values``, int32 (…, texts); ``past``, (…, 1), for keys past all
+    texts."""
     counts = np.append(lengths, seqlen - lengths.sum(axis=-1, keepdims=True), axis=-1)
-    numbers = np.append(of_texts, past, axis=-1)
+    numbers = np.append(text_values, past, axis=-1)
     return np.repeat(numbers.ravel(), counts.ravel()).reshape(*lengths.shape[:-1], seqlen)

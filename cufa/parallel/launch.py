@@ -103,7 +103,7 @@ def launch(ranks: int, function: Callable[..., Any], *arguments: Any, within: fl
 
 @contextlib.contextmanager
 def _without_main() -> Iterator[None]:
-    """New processes do not run the script of this one again."""
+    """New processes do not run this process's script again."""
     main, sys.modules["__main__"] = sys.modules["__main__"], types.ModuleType("__main__")
     try:
         yield

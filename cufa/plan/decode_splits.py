@@ -176,22 +176,22 @@ def _through_memory(
     tiles, count, blocks = longest(problem, config), items(problem, config), resident(device, config)
     wave, wanted = _one_wave(problem, device, config), _worth_splitting(problem, device, config)
     splits = used_of(tiles, wanted)
-    in_words = f"{splits} splits per sequence"
+    cut_text = f"{splits} splits per sequence"
     if wanted < wave:
-        return Cut("fixed", splits, (f"{in_words}: the merge of more splits would cost more than they save",))
+        return Cut("fixed", splits, (f"{cut_text}: the merge of more splits would cost more than they save",))
     each = -(-tiles // splits)
     if count <= blocks and each <= 2:
-        return Cut("fixed", splits, (f"{in_words}: a short cache, at most two tiles per split",))
+        return Cut("fixed", splits, (f"{cut_text}: a short cache, at most two tiles per split",))
     if count > blocks:
         reason = f"{count:,} work items for {blocks} resident blocks"
         if _whole_items(problem, device, config):
             return Cut("fixed", 1, (f"{reason} fill whole waves: each block reads a whole work item",))
         if must_be_fixed:
-            return Cut("fixed", splits, (f"{in_words}: {reason}",))
+            return Cut("fixed", splits, (f"{cut_text}: {reason}",))
         return dataclasses.replace(shares, reasons=(f"{reason}: shares of all tiles", *shares.reasons))
     full = count * tiles / (blocks * each)
     if full >= FULL_WAVE or must_be_fixed:
-        reason = f"{in_words} fill one wave of {blocks} blocks to {full:.0%}"
+        reason = f"{cut_text} fill one wave of {blocks} blocks to {full:.0%}"
         return Cut("fixed", splits, (reason,))
     reason = f"fixed splits fill only {full:.0%} of one wave of {blocks} blocks: shares of all tiles"
     return dataclasses.replace(shares, reasons=(reason, *shares.reasons))

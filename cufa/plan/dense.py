@@ -67,7 +67,7 @@ _OF_E4M3: tuple[dict[str, Any], ...] = (
         "lengths": Packed(1024, 1024, (1024,), (1024,)),
     },
 )
-"""The same for inputs of e4m3."""
+"""Options of these builds for inputs of e4m3."""
 
 #: One mask of each kind, for the same builds.
 _MASKS = (
@@ -85,7 +85,7 @@ fit."""
 
 
 class DenseOperation(Operation):
-    """What forward and backward share."""
+    """Base class of forward and backward."""
 
     optional_operands = PER_HEAD_AND_LENGTHS
 

@@ -113,7 +113,7 @@ class Operation:
     optional_operands: tuple[Operand, ...] = ()
     """Follow all other operands. A warm call that passes no optional operand skips them in its lookup."""
     params: Params
-    """The parameter structure of the operation's kernels; of most problems: see :meth:`params_of`."""
+    """The parameter structure for most problems: see :meth:`params_of`."""
     cpu_config: TileConfig
     """Tiles of the CPU path."""
     split_selects_kernel: bool = False
@@ -196,19 +196,19 @@ class Operation:
         return tuple(bool(x.stride) for x in self.all_operands)
 
     def optional_places(self, params: Params) -> list[tuple[int, int]]:
-        """Of the optional operands that a parameter structure has: place among all operands, and byte offset of the
-        pointer in the structure."""
+        """(index among all operands, byte offset of the pointer in the structure) of each optional operand that a
+        parameter structure has."""
         optional = enumerate(self.optional_operands, len(self.operands))
         return [(place, params.offset(x.field)) for place, x in optional if x.field in params.names]
 
     @functools.cached_property
     def places(self) -> dict[str, int]:
-        """Of each operand among all operands, by name."""
+        """The index of each operand among all operands, by name."""
         return {x.name: place for place, x in enumerate(self.all_operands)}
 
     def placed(self, given: Sequence[Any], first: str, arrays: Sequence[Any]) -> tuple[Any, ...]:
-        """The operands ``given``, in order, with ``arrays`` for the operand ``first`` and those behind it. None stands
-        for operands between the two."""
+        """The operands ``given``, in order, with ``arrays`` in place of the operand ``first`` and the operands after
+        it. Missing operands before ``first`` are None."""
         place = self.places[first]
         missing = (None,) * (place - len(given))
         return (*given[:place], *missing, *arrays, *given[place + len(arrays) :])
@@ -224,10 +224,10 @@ class Operation:
 
 
 OPERATIONS: dict[str, Operation] = {}
-"""By name; filled by :mod:`cufa.plan.dense` and :mod:`cufa.plan.decode`."""
+"""Operations by name; filled by :mod:`cufa.plan.dense` and :mod:`cufa.plan.decode`."""
 
 PER_HEAD = (Operand("alibi_slopes"), Operand("sink"))
-"""Slopes and sinks, which all attention takes."""
+"""Slopes and sinks: optional operands of every operation."""
 PER_HEAD_AND_LENGTHS = (
     *PER_HEAD,
     *map(Operand, ("seqlens_q", "seqlens_k", "cu_seqlens_q", "cu_seqlens_k")),

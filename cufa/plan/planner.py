@@ -54,7 +54,7 @@ class Plan:
 
     @property
     def schedule(self) -> Schedule:
-        """Tiles of one head's score matrix. Padded or packed sequences: those of the first sub-problem
+        """Tiles of one head's score matrix. Padded or packed sequences: tiles of the first sub-problem
         (:attr:`~cufa.problem.problem.Problem.parts`)."""
         return self.schedule_of(self.problem)
 
@@ -117,9 +117,9 @@ class Plan:
     @property
     def _workspace_text(self) -> str:
         problem, config = self.problem, self.config
-        of_mask = problem.mask_bytes(config.block_q, config.block_kv) if self.workspace else 0
-        holds = [self.spec.workspace_holds] * (self.workspace > of_mask)
-        holds += [problem.kernel_mask.workspace_holds] * (of_mask > 0)
+        mask_bytes = problem.mask_bytes(config.block_q, config.block_kv) if self.workspace else 0
+        holds = [self.spec.workspace_holds] * (self.workspace > mask_bytes)
+        holds += [problem.kernel_mask.workspace_holds] * (mask_bytes > 0)
         return f"{self.workspace:,} B" + (f": {'; '.join(holds)}" if any(holds) else "")
 
     @property
@@ -203,8 +203,8 @@ def make_plan(
     launches = tuple(_fill(x, device) for x in spec.launches(problem, config, shared_memory, split))
     _check_grids(problem, launches)
     workspace = spec.workspace(problem, config, split)
-    if of_mask := problem.mask_bytes(config.block_q, config.block_kv):  # at the end of the workspace
-        workspace = -(-workspace // 16) * 16 + of_mask
+    if mask_bytes := problem.mask_bytes(config.block_q, config.block_kv):  # at the end of the workspace
+        workspace = -(-workspace // 16) * 16 + mask_bytes
     return Plan(problem, spec, config, device, launches, workspace, tuple(reasons), split)
 
 

@@ -63,36 +63,36 @@ class Estimate:
 def with_splits(problem: Problem, device: Device, choice: Choice, request: Request) -> Choice:
     """``choice``, or its kernel with keys split. Raises ValueError if ``request`` asks for splits that the kernel
     cannot run."""
-    spec, asked = choice.spec, request.num_splits
+    spec, num_splits = choice.spec, request.num_splits
     named = request.config if request.config is not None and _splits(request.config) else None
-    if asked == 1 and named is None:
+    if num_splits == 1 and named is None:
         return dataclasses.replace(
             choice, reasons=(*choice.reasons, "num_splits=1 was asked for: keys are not split")
         )
     reason = refusal(spec, problem, split_keys=True)
-    if request.config is not None and named is None and asked is not None:
+    if request.config is not None and named is None and num_splits is not None:
         reason = (
             f"config={request.config} does not split keys; pass one of KERNELS[{spec.name!r}].split_configs"
         )
-    if reason is not None and (asked is not None or named is not None):
-        raise ValueError(_cannot_split(asked, named, reason))
+    if reason is not None and (num_splits is not None or named is not None):
+        raise ValueError(_cannot_split(num_splits, named, reason))
     if reason is not None or (request.config is not None and named is None):
         return choice
     configs = [named] if named is not None else _fitting(spec, problem, device)
-    if asked is None and named is None and not _few_items(problem, device, choice.config):
+    if num_splits is None and named is None and not _few_items(problem, device, choice.config):
         return choice
     best = min(
-        _estimates(problem, device, spec, configs, asked), key=lambda found: found.seconds, default=None
+        _estimates(problem, device, spec, configs, num_splits), key=lambda found: found.seconds, default=None
     )
     if best is None:
-        if asked is None:
+        if num_splits is None:
             return choice
         raise ValueError(
-            f"num_splits={asked}: no config that splits keys fits head_dim {problem.dims_text} on {device.name}. "
+            f"num_splits={num_splits}: no config that splits keys fits head_dim {problem.dims_text} on {device.name}. "
             "Fix: leave num_splits at None"
         )
-    if asked is not None or named is not None:
-        return _chosen(spec, problem, best, (*choice.reasons, *_asked(asked, best)))
+    if num_splits is not None or named is not None:
+        return _chosen(spec, problem, best, (*choice.reasons, *_request_reasons(num_splits, best)))
     whole, held = (
         seconds(problem, device, spec, choice.config, 1),
         _held(device, spec, choice.config, problem),
@@ -106,9 +106,10 @@ def with_splits(problem: Problem, device: Device, choice: Choice, request: Reque
     return _chosen(spec, problem, best, (*choice.reasons, reason))
 
 
-def _cannot_split(asked: int | None, named: TileConfig | None, reason: str) -> str:
-    arguments = [f"num_splits={asked}"] * (asked is not None) + [f"config={named}"] * (named is not None)
-    fixes = ["leave num_splits at None"] * (asked is not None)
+def _cannot_split(num_splits: int | None, named: TileConfig | None, reason: str) -> str:
+    arguments = [f"num_splits={num_splits}"] * (num_splits is not None)
+    arguments += [f"config={named}"] * (named is not None)
+    fixes = ["leave num_splits at None"] * (num_splits is not None)
     fixes += ["pass a config without split_keys, or leave config at None"] * (named is not None)
     return f"{' with '.join(arguments)}: keys cannot be split: {reason}. Fix: {'; '.join(fixes)}"
 
@@ -119,10 +120,10 @@ def _chosen(spec: Kernel, problem: Problem, best: Estimate, reasons: tuple[str, 
     return Choice(spec, best.config, (*reasons, tiles), Split("fixed", best.splits))
 
 
-def _asked(asked: int | None, best: Estimate) -> Iterator[str]:
-    if asked is not None:
-        yield f"num_splits={asked} was asked for"
-        if best.splits < asked:
+def _request_reasons(num_splits: int | None, best: Estimate) -> Iterator[str]:
+    if num_splits is not None:
+        yield f"num_splits={num_splits} was asked for"
+        if best.splits < num_splits:
             yield f"num_splits is reduced to {best.splits}: there are no more tiles"
 
 
@@ -152,12 +153,12 @@ def _held(device: Device, spec: Kernel, config: TileConfig, problem: Problem) ->
 
 
 def _estimates(
-    problem: Problem, device: Device, spec: Kernel, configs: Iterable[TileConfig], asked: int | None
+    problem: Problem, device: Device, spec: Kernel, configs: Iterable[TileConfig], num_splits: int | None
 ) -> Iterator[Estimate]:
     for config in configs:
         most = int(_schedule(problem, config).visits.max())
         upto = max(2, 2 * _held(device, spec, config, problem) // config.query_items(problem))
-        counts = range(1, min(most, upto) + 1) if asked is None else (min(asked, max(most, 1)),)
+        counts = range(1, min(most, upto) + 1) if num_splits is None else (min(num_splits, max(most, 1)),)
         for count in counts:
             yield Estimate(config, count, seconds(problem, device, spec, config, count))
 

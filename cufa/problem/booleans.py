@@ -35,7 +35,7 @@ def mask_of_booleans(seen: Any, name: str, spreads: bool = False) -> Mask:
     if (x == band_matrix).all():
         return band
     runs = None if spreads and x.shape[1] > 1 else _hidden_runs(x, band_matrix)
-    if runs is None:  # or heads may be those of q, which only bits take
+    if runs is None:  # or heads may be query heads, which only bits take
         return Bits.of(x)
     if not (runs[2] < runs[3]).any():
         runs = runs[:2]

@@ -77,7 +77,7 @@ _ANY: Bounds = (-math.inf, math.inf)
 
 
 def bounds(expression: Expression, inputs: Mapping[str, Bounds]) -> dict[int, Bounds]:
-    """Least and greatest value of each integer, by place in the code, from those of the inputs."""
+    """Least and greatest value of each integer, by place in the code, from the bounds of the inputs."""
     found: dict[int, Bounds] = {}
     for place, instruction in enumerate(expression.code):
         op, kind, *args = instruction

@@ -125,7 +125,7 @@ class _Ragged(Lengths):
     queries: Numbers | None
     keys: Numbers | None
     cache: Cached | None
-    """Keys are in a cache; ``keys`` then counts those of a sequence after new tokens are appended."""
+    """Keys are in a cache; ``keys`` then counts a sequence's keys after new tokens are appended."""
 
     @property
     def in_cache(self) -> Cached | None:

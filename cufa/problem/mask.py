@@ -152,7 +152,7 @@ class Band(Mask):
         )
         prefix, keep = (-(-min(x, seqlen_k) // block_kv) for x in self._first_keys())
         exempt = -(-self._global_rows(seqlen_q, seqlen_k) // block_q)
-        low = np.maximum(prefix, np.minimum(keep, up_to_last.end))  # the first tiles, then those of the band
+        low = np.maximum(prefix, np.minimum(keep, up_to_last.end))  # the first tiles, then the band's tiles
         count = np.where(low < tiles.first, low + tiles.count, np.maximum(low, tiles.end))
         count[:exempt] = -(-seqlen_k // block_kv)
         return count

@@ -92,8 +92,8 @@ class Mask:
 
     @property
     def spread(self) -> tuple[int, int]:
-        """(sequences, heads) with separate masks; 1 if all share one mask. Heads are those of keys and values, under
-        bits also query heads."""
+        """(sequences, heads) with separate masks; 1 if all share one mask. Heads are key/value heads; under bits also
+        query heads."""
         return 1, 1
 
     def head_of(self, query_head: int, heads: int) -> int:

@@ -67,11 +67,11 @@ class Options:
         object.__setattr__(self, "num_splits", check_num_splits(self.num_splits))
 
 
-def read_forward(return_lse: Any, *asked: Any, **more: Any) -> tuple[tuple[str, ...], Options]:
-    """The results and the options that keywords of a forward call ask for. ``asked`` and ``more``: as for
+def read_forward(return_lse: Any, *arguments: Any, **more: Any) -> tuple[tuple[str, ...], Options]:
+    """The results and the options that keywords of a forward call ask for. ``arguments`` and ``more``: as for
     :meth:`Options.of`."""
     wanted = ("out", "lse") if check_flag("return_lse", return_lse) else ("out",)
-    return wanted, Options.of(*asked, **more)
+    return wanted, Options.of(*arguments, **more)
 
 
 def check_accumulate(accumulate: Any) -> str:

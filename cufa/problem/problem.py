@@ -74,7 +74,7 @@ class Problem:
     precision: str = "native"
     lengths: Lengths = DENSE
     k_dtype: str | None = None
-    """Element of k; None: that of q. The same holds for v and out."""
+    """Element of k; None: q's element. The next two fields are the same for v and out."""
     v_dtype: str | None = None
     out_dtype: str | None = None
     operation: str = "forward"
@@ -107,7 +107,7 @@ class Problem:
     """Inputs of e4m3: when P V is added to O in float32: after each "tile", after a number of tiles (as text), or after
     the last tile of a "row". "auto": by length."""
     v_head_dim: int | None = None
-    """Head dim of v and out; None: that of q and k, :attr:`head_dim`. See :attr:`v_dim`."""
+    """Head dim of v and out; None: :attr:`head_dim`. See :attr:`v_dim`."""
     running: tuple[int, int, int, int] | None = None
     """Forward: the result joins a running result of earlier keys, O and lse in float32. (First and end of the rows
     without an earlier result, first and end of the rows that are finished and go to out.)"""

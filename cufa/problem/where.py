@@ -115,7 +115,7 @@ class Where(Mask):
         return found
 
     def for_kernels(self, seqlen_q: int, seqlen_k: int) -> Bits:
-        """The bits of one head. A call reads those of all heads (:meth:`bound`)."""
+        """The bits of one head. A call reads the bits of all heads (:meth:`bound`)."""
         return Bits(Integers(self.words((1, 1, seqlen_q, seqlen_k))), seqlen_k)
 
     @property

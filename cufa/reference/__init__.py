@@ -1,1 +1,1 @@
-"""The semantics of every operation in float64 NumPy: what results are compared with."""
+"""The semantics of every operation in float64 NumPy: results are compared with these functions."""

@@ -1,4 +1,4 @@
-"""What decoding means: attention of the last tokens of each sequence to its cache, in float64."""
+"""The definition of decoding: attention of the last tokens of each sequence to its cache, in float64."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def decode_reference(
     softcap: float | None = None, scale: float | None = None, alibi_slopes: Any = None, sink: Any = None,
     layout: str = "bhsd", tree: Any = None, score: Score | None = None, bias: Any = None, return_lse: bool = False,
 ) -> Array | tuple[Array, Array]:  # fmt: skip
-    """What :func:`cufa.flash_decode` means, in float64; the caches are not written to.
+    """The definition of :func:`cufa.flash_decode`, in float64; the caches are not written to.
 
     Arguments are those of :func:`cufa.flash_decode`, as NumPy arrays (or numbers or lists, where it takes
     them). Each sequence is the first ``cache_seqlens[b]`` tokens of its cache, or of its pages one after
-    another, then its new tokens; its queries are the last of it: attention aligned bottom-right.
+    another, then its new tokens; its queries are its last tokens: attention is aligned bottom-right.
 
     Returns o in q's shape and layout, and with ``return_lse`` also lse (batch, heads, tokens); both float64.
     """
@@ -58,8 +58,8 @@ def decode_reference(
         one = slice(b, b + 1)
         own = changed_by and dataclasses.replace(changed_by, sequence=b)
         if bias is not None:
-            of_sequence = np.asarray(bias)[b % len(bias), ..., : k.shape[2]]
-            own = resolve_score(None, of_sequence[None])
+            own_bias = np.asarray(bias)[b % len(bias), ..., : k.shape[2]]
+            own = resolve_score(None, own_bias[None])
         slopes = alibi_slopes[b] if np.ndim(alibi_slopes) == 2 else alibi_slopes
         if tree is not None:  # token by token, each over the keys that it sees
             old = length + (0 if k_new is None else k_new.shape[2]) - q.shape[2]
@@ -81,7 +81,7 @@ def decode_reference(
 
 
 def _lengths(given: Any, batch: int, cache: Any, table: Any, new_tokens: int) -> list[int]:
-    """Tokens of each sequence that are in the cache. Raises as :func:`cufa.flash_decode` what do not fit in it."""
+    """Cached tokens of each sequence. Raises as :func:`cufa.flash_decode` if they do not fit in the cache."""
     size, pages = cache.shape[2], 0 if table is None else table.shape[1]
     capacity = size if table is None else size * pages
     if given is None:
@@ -107,7 +107,7 @@ def _sequence(b: int, length: int, cache: Any, table: Any, new: Any, factor: Any
     if new is not None and not rounded:
         wide = np.concatenate([wide, _wide(new[b])], axis=1)
     if factor is not None:
-        wide *= _of_keys(np.asarray(factor, np.float64), b, wide.shape[1], cache, table)[..., None]
+        wide *= _key_factors(np.asarray(factor, np.float64), b, wide.shape[1], cache, table)[..., None]
     return (np.concatenate([wide, _wide(new[b])], axis=1) if rounded else wide)[None]
 
 
@@ -116,7 +116,7 @@ def _wide(x: Any) -> Array:
     return found
 
 
-def _of_keys(factor: Array, b: int, length: int, cache: Any, table: Any) -> Array:
+def _key_factors(factor: Array, b: int, length: int, cache: Any, table: Any) -> Array:
     """The factor of each of the first keys of sequence b, (kv_heads, length or 1)."""
     _, kv_heads, slots, head_dim = cache.shape
     if factor.ndim < 2:

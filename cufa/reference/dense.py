@@ -1,4 +1,4 @@
-"""What attention means here: float64, whole rows of scores, no tiles. Every kernel is tested against it."""
+"""The definition of attention: float64, whole rows of scores, no tiles. Every kernel is tested against it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ..problem.where import Where
 
 Array = npt.NDArray[np.float64]
 
-#: Query rows worked on at once: bounds memory at 512 · seqlen_k scores, and changes no result's meaning.
+#: Query rows worked on at once: limits memory to 512 · seqlen_k scores.
 _ROWS = 512
 
 
@@ -39,16 +39,16 @@ def attention_reference(
     """``softmax(scale · q kᵀ) v`` in float64, one head at a time.
 
     q has shape (batch, heads, seqlen_q, head_dim), k and v (batch, kv_heads, seqlen_k, head_dim), where v's head_dim
-    may be another, or with ``layout="bshd"`` the two middle axes swapped; any dtype that converts to float64. Query
-    head ``h`` reads key/value head ``h // (heads // kv_heads)``. ``scale`` defaults to 1/√head_dim of q.
+    may differ. With ``layout="bshd"`` the two middle axes are swapped. Any dtype that converts to float64 is possible.
+    Query head ``h`` reads key/value head ``h // (heads // kv_heads)``. ``scale`` defaults to 1/√head_dim of q.
 
     ``causal``, ``window`` and ``mask`` say which keys a query sees, as for :func:`cufa.flash_attention`;
     ``softcap`` replaces a scaled score s by ``softcap · tanh(s / softcap)``; ``alibi_slopes``, ``sink``,
     ``seqlens_q``, ``seqlens_k``, ``score``, ``bias``, ``dropout`` and ``seed`` are as for
-    :func:`cufa.flash_attention`: a score function is called as it is, with float64 scores. A key that is not seen
-    plays no part, whatever its value. A row that sees no key, or only scores of -inf, gives zeros and lse -inf; a
-    score of +inf or NaN gives a row of NaN. (Kernels multiply whole tiles: their hidden keys and values must be
-    finite, except in the padding after a sequence.)
+    :func:`cufa.flash_attention`: a score function is called as it is, with float64 scores. A row ignores keys that it
+    does not see, whatever their values. A row that sees no key, or only scores of -inf, gives zeros and lse -inf; a
+    score of +inf or NaN gives a row of NaN. (Kernels multiply whole tiles: their hidden keys and values must be finite,
+    except in the padding after a sequence.)
 
     Returns o in q's layout and shape, with v's head_dim, and with ``return_lse`` also the natural logarithm of each
     row's sum of exponentials, shape (batch, heads, seqlen_q). Both are float64.
@@ -79,12 +79,12 @@ def attention_reference_backward(
     gradients: tuple[str, ...] = (), dropout: float | Dropout | None = None, seed: Any = None,
     dlse: npt.ArrayLike | None = None, layout: str = "bhsd",
 ) -> tuple[Array, ...]:  # fmt: skip
-    """Gradients of a loss with respect to q, k and v in float64, from that with respect to o, ``dout``, and
-    if the loss depends on it to the log-sum-exp, ``dlse`` (batch, heads, seqlen_q).
+    """Gradients of a loss with respect to q, k and v in float64. ``dout`` is the gradient with respect to o; ``dlse``,
+    (batch, heads, seqlen_q), is the gradient with respect to the log-sum-exp, if the loss depends on it.
 
     The other arguments are those of :func:`attention_reference`, the differentiated function, whose results are
-    recomputed. Query heads that share a key/value head add up in dk and dv. A query that sees no key
-    has no gradient, and neither has a key that no query sees.
+    recomputed. Query heads that share a key/value head add up in dk and dv. Queries that see no key, and keys that no
+    query sees, have gradients of 0.
 
     Returns (dq, dk, dv), with the shapes of q, k and v, with a sink also dsink (heads,), and the gradients of the score
     function's arrays in ``gradients``.
@@ -98,8 +98,8 @@ def attention_reference_backward(
     dlse = np.zeros(q.shape[:3]) if dlse is None else _numbers("dlse", dlse)
     check_rows("dlse", dlse.shape, q.shape[:3], layout)
     score = resolve_score(score, bias)
-    asked = check_gradients(score, gradients)
-    totals = {name: np.zeros(score.arrays[name].shape) for name in asked if score is not None}
+    names = check_gradients(score, gradients)
+    totals = {name: np.zeros(score.arrays[name].shape) for name in names if score is not None}
     parts = _parts(
         q, k, v, resolve_mask(causal, window, mask), alibi_slopes, sink, seqlens_q, seqlens_k, score,
         _random(dropout, seed, q.shape[1]), totals,
@@ -107,8 +107,8 @@ def attention_reference_backward(
     scores: tuple[Any, ...] = check_scale(scale, q.shape[-1]), check_softcap(softcap)
     dq, dk, dv, dsink = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v), np.zeros(q.shape[1])
     for rows, keys, *changes in parts:
-        of_rows, of_keys = (dout[rows], dlse[rows], q[rows]), (k[keys], v[keys])
-        found = _gradients(*of_rows, *of_keys, *changes, *scores)
+        row_arrays, of_keys = (dout[rows], dlse[rows], q[rows]), (k[keys], v[keys])
+        found = _gradients(*row_arrays, *of_keys, *changes, *scores)
         dq[rows] = found[0]
         for total, place, part in zip((dk, dv, dsink), (keys, keys, rows[1]), found[1:], strict=True):
             total[place] += part
@@ -123,8 +123,8 @@ def _parts(
     totals: Mapping[str, Array],
 ) -> Iterator[tuple[Any, ...]]:  # fmt: skip
     """For rows of one query head at a time: index of the rows, index of their keys, which keys each row sees, ALiBi's
-    penalty of each score, the head's sink, the score function there, and dropout's factor of each weight. ``totals``:
-    gradients of the score function's arrays, added to by each part."""
+    penalty of each score, the head's sink, the score function for these rows, and dropout's factor of each weight.
+    ``totals``: gradients of the score function's arrays, added to by each part."""
     (batch, heads, most_q, head_dim), (_, kv_heads, most_k, _) = q.shape, k.shape
     fits = k.shape[:3] == v.shape[:3] and k.shape[::3] == (batch, head_dim)
     if not fits or heads % max(kv_heads, 1):
@@ -134,8 +134,8 @@ def _parts(
     check_mask(mask, batch, kv_heads, most_q, most_k, heads)
     if score is not None:
         score.change().check_indexes(batch, heads, most_q, most_k)
-    slopes = _of_heads("alibi_slopes", alibi_slopes, 0.0, (batch, heads))
-    logits = _of_heads("sink", sink, -np.inf, (heads,))
+    slopes = _per_head("alibi_slopes", alibi_slopes, 0.0, (batch, heads))
+    logits = _per_head("sink", sink, -np.inf, (heads,))
     queries, keys = (
         _lengths("seqlens_q", seqlens_q, batch, most_q),
         _lengths("seqlens_k", seqlens_k, batch, most_k),
@@ -151,8 +151,8 @@ def _parts(
             there = None
             if score is not None:
                 place = {"b": b + score.sequence, "h": h, "i": row[:, None], "j": key[None], "delta": shift}
-                there = _ScoreThere(score, place, totals)
-            weight: Array | float = 1.0  # of the weights of kept scores
+                there = _RowScore(score, place, totals)
+            weight: Array | float = 1.0  # factor of weights under dropout
             if random is not None:
                 kept = random.kept(b, h, range(start, start + len(row)), range(seqlen_k))
                 weight = np.where(kept, random.factor, 0.0)
@@ -161,7 +161,7 @@ def _parts(
 
 
 @dataclasses.dataclass(frozen=True)
-class _ScoreThere:
+class _RowScore:
     """A score function for some rows of a head."""
 
     score: Score
@@ -170,7 +170,7 @@ class _ScoreThere:
     totals: Mapping[str, Array]
 
     def new(self, s: Array) -> Array:
-        """By the function itself, whose integers and floats have 64 bits."""
+        """The new scores, by the function itself: its integers and floats have 64 bits."""
         arrays = {
             name: Clamping(x.astype(np.float64) if x.dtype.kind in "fV" else x)
             for name, x in self.score.arrays.items()
@@ -181,11 +181,11 @@ class _ScoreThere:
         return np.broadcast_to(found, s.shape).astype(np.float64)
 
     def go_back(self, s: Array, ds: Array) -> Array:
-        """The gradient of old scores s from that of new ones."""
+        """The gradient of the old scores s, from the gradient ``ds`` of the new scores."""
         change, arrays = self.score.change(tuple(self.totals)), [*self.score.arrays.values()]
         inputs = {"s": s, **self.there}
-        _, slope, *of_loads = changed(change, inputs, arrays, np.float64, derivatives=True)
-        add_gradients(change, inputs, arrays, ds, of_loads, self.totals)
+        _, slope, *load_slopes = changed(change, inputs, arrays, np.float64, derivatives=True)
+        add_gradients(change, inputs, arrays, ds, load_slopes, self.totals)
         found: Array = product(ds, slope)
         return found
 
@@ -202,7 +202,7 @@ def _numbers(name: str, given: npt.ArrayLike) -> Array:
         raise TypeError(f"{name} is no array of numbers: {error}") from error
 
 
-def _of_heads(name: str, given: npt.ArrayLike | None, default: float, shape: tuple[int, ...]) -> Array:
+def _per_head(name: str, given: npt.ArrayLike | None, default: float, shape: tuple[int, ...]) -> Array:
     found = _numbers(name, default if given is None else given)
     if given is not None and found.shape not in (shape, shape[-1:]):
         raise ValueError(
@@ -223,7 +223,7 @@ def _lengths(name: str, given: npt.ArrayLike | None, batch: int, most: int) -> n
 
 def _attend(
     q: Array, k: Array, v: Array, seen: npt.NDArray[np.bool_], penalty: Array | float, sink: float,
-    score: _ScoreThere | None, kept: Array | float, scale: float, cap: float | None,
+    score: _RowScore | None, kept: Array | float, scale: float, cap: float | None,
 ) -> tuple[Array, Array]:  # fmt: skip
     s = scale * (q @ k.T)
     s = s if score is None else score.new(s)
@@ -238,11 +238,11 @@ def _attend(
 
 def _gradients(
     do: Array, dlse: Array, q: Array, k: Array, v: Array, seen: npt.NDArray[np.bool_],
-    penalty: Array | float, sink: float, score: _ScoreThere | None, kept: Array | float, scale: float,
+    penalty: Array | float, sink: float, score: _RowScore | None, kept: Array | float, scale: float,
     cap: float | None,
 ) -> tuple[Array, Array, Array, float]:  # fmt: skip
-    """Of dS = P ∘ (dO Vᵀ - rowsum(dO ∘ O) + dLSE), with P = exp(S - LSE), and of the sink, which is a score of a value
-    of 0."""
+    """(dq, dk, dv, dsink) from dS = P ∘ (dO Vᵀ - rowsum(dO ∘ O) + dLSE), P = exp(S - LSE). The sink is a score whose
+    value is 0."""
     o, lse = _attend(q, k, v, seen, penalty, sink, score, kept, scale, cap)
     s = scale * (q @ k.T)
     new = s if score is None else score.new(s)
@@ -260,7 +260,7 @@ def _gradients(
 
 
 def _product(p: Array, v: Array, seen: npt.NDArray[np.bool_]) -> Array:
-    """p v over the seen keys alone. It matters when an unseen value is inf or NaN, as 0 · inf is NaN."""
+    """p v over the seen keys alone: 0 · inf is NaN if an unseen value is inf or NaN."""
     if np.isfinite(v).all() or not len(p):
         return p @ v
     return np.stack([p_row[seen_row] @ v[seen_row] for p_row, seen_row in zip(p, seen, strict=True)])

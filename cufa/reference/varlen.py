@@ -1,4 +1,4 @@
-"""What attention over packed sequences means: each sequence for itself, in float64."""
+"""The definition of attention over packed sequences: each sequence for itself, in float64."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ def attention_varlen_reference(
     q: npt.ArrayLike, k: npt.ArrayLike, v: npt.ArrayLike, cu_seqlens_q: npt.ArrayLike,
     cu_seqlens_k: npt.ArrayLike, *, return_lse: bool = False, **options: Any,
 ) -> Array | tuple[Array, Array]:  # fmt: skip
-    """What :func:`cufa.flash_attention_varlen` means, in float64: :func:`attention_reference` of each sequence. q is
-    (total_q, heads, head_dim), k and v (total_k, kv_heads, head_dim); ``options`` are causal, window, mask, softcap,
-    scale, alibi_slopes, sink, score, bias, dropout and seed. Rows of no sequence give zeros and lse = -inf.
+    """The definition of :func:`cufa.flash_attention_varlen`, in float64: :func:`attention_reference` of each sequence.
+    q is (total_q, heads, head_dim), k and v (total_k, kv_heads, head_dim); ``options`` are causal, window, mask,
+    softcap, scale, alibi_slopes, sink, score, bias, dropout and seed. Rows outside all sequences give zeros and lse =
+    -inf.
 
     Returns o in q's shape, and with ``return_lse`` also lse (heads, total_q).
     """
     q, k, v = (_packed(name, x) for name, x in (("q", q), ("k", k), ("v", v)))
     o, lse = np.zeros((*q.shape[:2], v.shape[2])), np.full(q.shape[1::-1], -np.inf)
     for b, rows, keys in _sequences(cu_seqlens_q, cu_seqlens_k, (len(q), len(k))):
-        of_one = _as_one(q[rows]), _as_one(k[keys]), _as_one(v[keys])
-        found = attention_reference(*of_one, return_lse=True, **_options_of(b, options, q.shape[1]))
+        arrays = _as_one(q[rows]), _as_one(k[keys]), _as_one(v[keys])
+        found = attention_reference(*arrays, return_lse=True, **_options_of(b, options, q.shape[1]))
         o[rows], lse[:, rows] = found[0][0].swapaxes(0, 1), found[1][0]
     return (o, lse) if return_lse else o
 
@@ -39,8 +40,8 @@ def attention_varlen_reference_backward(
     dout: npt.ArrayLike, q: npt.ArrayLike, k: npt.ArrayLike, v: npt.ArrayLike, cu_seqlens_q: npt.ArrayLike,
     cu_seqlens_k: npt.ArrayLike, *, dlse: npt.ArrayLike | None = None, **options: Any,
 ) -> tuple[Array, ...]:  # fmt: skip
-    """Gradients of :func:`attention_varlen_reference` with respect to q, k, v and, where there is one, the sink, from
-    those with respect to o and, optionally, to the log-sum-exp (heads, total_q)."""
+    """Gradients of :func:`attention_varlen_reference` with respect to q, k, v and, if given, the sink. ``dout`` is the
+    gradient with respect to o, ``dlse`` with respect to the log-sum-exp (heads, total_q)."""
     check_not_masked("dlse", dlse)
     dout, q, k, v = (_packed(name, x) for name, x in (("dout", dout), ("q", q), ("k", k), ("v", v)))
     gradients = [np.zeros(x.shape) for x in (q, k, v)]
@@ -49,9 +50,9 @@ def attention_varlen_reference_backward(
     if dlse is not None:
         check_rows("dlse", np.shape(dlse), q.shape[1::-1], "bshd")
     for b, rows, keys in _sequences(cu_seqlens_q, cu_seqlens_k, (len(q), len(k))):
-        of_one = (_as_one(x[part]) for x, part in ((dout, rows), (q, rows), (k, keys), (v, keys)))
-        of_lse = None if dlse is None else np.asarray(dlse)[None, :, rows]
-        found = attention_reference_backward(*of_one, dlse=of_lse, **_options_of(b, options, q.shape[1]))
+        arrays = (_as_one(x[part]) for x, part in ((dout, rows), (q, rows), (k, keys), (v, keys)))
+        own_dlse = None if dlse is None else np.asarray(dlse)[None, :, rows]
+        found = attention_reference_backward(*arrays, dlse=own_dlse, **_options_of(b, options, q.shape[1]))
         for x, part, value in zip(gradients, (rows, keys, keys), found[:3], strict=True):
             x[part] = value[0].swapaxes(0, 1)
         more = [x + y for x, y in zip(more or [0] * len(found[3:]), found[3:], strict=True)]
@@ -70,19 +71,20 @@ def _packed(name: str, x: npt.ArrayLike) -> npt.NDArray[Any]:
 def _sequences(
     cu_q: npt.ArrayLike, cu_k: npt.ArrayLike, totals: tuple[int, int]
 ) -> list[tuple[int, slice, slice]]:
-    """Number, queries and keys of each. Raises TypeError or ValueError, as :func:`cufa.flash_attention_varlen`."""
+    """(index, queries, keys) of each sequence. Raises TypeError or ValueError, as
+    :func:`cufa.flash_attention_varlen`."""
     checked = optional_operands.packed(np.asarray(cu_q), np.asarray(cu_k), totals)
     q, k = (x.tolist() for x in checked[:2])
     return [(b, slice(q[b], q[b + 1]), slice(k[b], k[b + 1])) for b in range(len(q) - 1)]
 
 
 def _as_one(x: Any) -> Any:
-    """(1, heads, tokens, head_dim)."""
+    """A sequence's array as (1, heads, tokens, head_dim)."""
     return x.swapaxes(0, 1)[None]
 
 
 def _options_of(b: int, options: dict[str, Any], heads: int) -> dict[str, Any]:
-    """Of one sequence."""
+    """The options of sequence ``b``."""
     mask, found = options.get("mask"), dict(options)
     if mask is not None:
         found["mask"] = mask.at(b, 0)

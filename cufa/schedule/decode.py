@@ -38,12 +38,12 @@ def tiles_to_read(length: int, block_kv: int, reach: Reach = None) -> tuple[int,
 
 
 def num_tiles(length: int, block_kv: int, reach: Reach = None) -> int:
-    """Tiles that are read of a sequence."""
+    """Tiles of a sequence that are read."""
     return tiles_to_read(length, block_kv, reach)[1]
 
 
 def most_tiles(capacity: int, block_kv: int, reach: Reach = None) -> int:
-    """Most tiles that are read of a sequence of at most ``capacity`` keys. A window may begin and end within a tile,
+    """Most tiles that are read, of any sequence of at most ``capacity`` keys. A window may begin and end within a tile,
     which adds a tile."""
     whole = num_tiles(capacity, block_kv)
     if isinstance(reach, Kept):
@@ -69,8 +69,8 @@ def used_splits(length: int, num_splits: int, block_kv: int, reach: Reach = None
     return used_of(num_tiles(length, block_kv, reach), num_splits)
 
 
-# Invariant: the keys of a sequence lie in chunks, whose borders depend on nothing else; each chunk leaves a partial
-# result. Chunks have 256 keys up to key 2,048, 512 up to 32,768, 1,024 up to 131,072, then 4,096.
+# With ``invariant``, a sequence's keys lie in chunks with fixed borders, and each chunk gives a partial result. Chunks
+# have 256 keys up to key 2,048, 512 up to 32,768, 1,024 up to 131,072, then 4,096.
 
 
 def chunk_of(key: int) -> int:

@@ -41,8 +41,8 @@ def deterministic_batch(problem: Problem) -> int:
 
 def _bytes_of_queries(problem: Problem) -> int:
     """Bytes of Q, dO, and dQ in float32, of one query head."""
-    of_q = problem.head_dim * (problem.q_element.itemsize + 4)
-    return problem.seqlen_q * (of_q + problem.v_dim * problem.out_element.itemsize)
+    q_bytes = problem.head_dim * (problem.q_element.itemsize + 4)
+    return problem.seqlen_q * (q_bytes + problem.v_dim * problem.out_element.itemsize)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,10 +103,10 @@ def head_batches(problem: Problem, key_blocks: int, small: bool = False) -> Head
     """The head batches of a problem. ``key_blocks``: thread blocks that compute a head. ``small``:
     :func:`has_small_head_batches`; persistent blocks never pass True."""
     heads = problem.batch * problem.kv_heads
-    of_head = problem.seqlen_q * problem.head_dim * 4
-    of_last = _LAST_SMALL_ITEMS if small and problem.head_dim <= 128 else _LAST_ITEMS
-    least, last = (min(heads, -(-x // max(key_blocks, 1))) for x in (_BATCH_ITEMS, of_last))
-    size = max(1, least, min(heads, _BATCH_BYTES // max(of_head, 1)))
+    head_bytes = problem.seqlen_q * problem.head_dim * 4
+    last_items = _LAST_SMALL_ITEMS if small and problem.head_dim <= 128 else _LAST_ITEMS
+    least, last = (min(heads, -(-x // max(key_blocks, 1))) for x in (_BATCH_ITEMS, last_items))
+    size = max(1, least, min(heads, _BATCH_BYTES // max(head_bytes, 1)))
     if small:
         size = min(size, _SMALL_BATCH)
     whole = (heads - last) // size

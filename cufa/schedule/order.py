@@ -125,9 +125,9 @@ def query_blocks(problem: Problem, schedule: Schedule) -> Order:
     return Order(block, head)
 
 
-def head_blocks(problem: Problem, rows: int, heads: int, of_head: int) -> tuple[Ints, Ints]:
+def head_blocks(problem: Problem, rows: int, heads: int, bytes_per_head: int) -> tuple[Ints, Ints]:
     """(block, head) of each thread block: ``ordered_block`` of block_order.cuh. ``rows``: blocks of a head.
-    ``of_head``: bytes that all blocks of a head read."""
+    ``bytes_per_head``: bytes that all blocks of a head read."""
     index = np.arange(rows * heads)
     if not problem.later_rows_see_more:
         head, block = np.divmod(index, rows)
@@ -135,7 +135,7 @@ def head_blocks(problem: Problem, rows: int, heads: int, of_head: int) -> tuple[
     # First the longest 5/8 of the blocks, in head batches; then the shortest 3/8 of the blocks of all heads.
     short = rows * 3 // 8
     long = rows - short
-    size = even_batch(heads, of_head)
+    size = even_batch(heads, bytes_per_head)
     batch, rest = np.divmod(index, size * long)
     members = np.clip(heads - batch * size, 1, size)
     filling = index - long * heads
@@ -144,10 +144,10 @@ def head_blocks(problem: Problem, rows: int, heads: int, of_head: int) -> tuple[
     return np.where(is_long, rows - 1 - rest // members, short - 1 - filling // heads), head
 
 
-def even_batch(heads: int, of_head: int, share: int = L2_SHARE) -> int:
+def even_batch(heads: int, bytes_per_head: int, share: int = L2_SHARE) -> int:
     """Heads of a head batch. The heads' bytes fit in ``share``, and all batches have about the same size.
-    ``of_head``: bytes of one head."""
-    num_batches = -(-heads // max(1, min(heads, share // max(of_head, 1))))
+    ``bytes_per_head``: bytes of one head."""
+    num_batches = -(-heads // max(1, min(heads, share // max(bytes_per_head, 1))))
     return -(-heads // num_batches)
 
 

@@ -17,7 +17,7 @@ from cufa.measure import memory_rates
 
 
 def show(subject: Subject, row: Measurement | None, chosen: Evidence, top: float, palette: Palette) -> None:
-    """Table and figure. ``row``: a measured time of the subject; ``top``: the ceiling of products."""
+    """Table and figure. ``row``: a measurement of the subject; ``top``: the ceiling of FLOP/s."""
     if row is not None and subject.config is None:
         subject = row.subject
     page.header("Bytes per memory level")

@@ -194,7 +194,7 @@ WRONG = [
     (lambda: masks.documents([2**31 - 1] * 2), ValueError, "the sum of lengths=4294967294 must be from 0"),
     (lambda: masks.documents([2**40]), ValueError, "lengths holds 1099511627776, which does not fit int32"),
     (lambda: masks.shared_question(-1, [2]), ValueError, "question=-1 must be from 0"),
-    (lambda: masks.shared_question([1, 2, 3], [[2], [2]]), ValueError, "question is of 3 .*answers of 2"),
+    (lambda: masks.shared_question([1, 2, 3], [[2], [2]]), ValueError, "question has 3 .*answers has 2"),
     (lambda: masks.shared_question([[1], [1, 2]], [2]), ValueError, "question is .*rows that differ in length"),
     (lambda: masks.shared_question(np.array(2.5), [2]), TypeError, "question must be an integer from 0 up"),
     (lambda: masks.evict("abc"), TypeError, "rows must be an array"),

@@ -55,9 +55,9 @@ struct Background {
     }
   }
 
-  // Runs of a head batch's strips, until none is left. Warps take runs by a counter: if each thread block had a fixed share, all
-  // would wait for a block that finds no SM before others end. The loads of the next strip run while this one is worked on; the
-  // number of the next run is requested while this run is worked on.
+  // Works on runs of a head batch's strips, until none is left. Warps take runs by a counter: with fixed shares, all blocks would
+  // wait for a block that becomes resident only when another ends. While a strip is worked on, the next strip is loaded; while a
+  // run is worked on, the number of the next run is requested.
   template <bool CONVERTS>
   DEVICE void visit(u32 head_batch) {
     if constexpr (CONVERTS) await_added(opaque(head_batch));

@@ -64,7 +64,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
   TileRange tiles = block_tiles<Bc>(p, mask, item.q_block);
   if constexpr (TREE) tiles.clear_end = min(tiles.clear_end, max(mask.keys - mask.rows, 0) / Bc);
   if (SPLIT_KEYS && tiles.empty()) return inside.close();  // uniform: the merge ignores a split without tiles
-  // Irregular masks: the current tile and the next one. `tiles` ends after the first tile that is visited.
+  // Irregular masks: the current tile and the next one. Tiles are visited downwards: the first one sets `tiles.end`.
   constexpr bool IRREGULAR = is_irregular(MASK_KIND);
   static_assert(!IRREGULAR || (LENGTHS_KIND == DENSE && !ALIBI && !SINK), "lengths, ALiBi and sinks need a band mask");
   static_assert(!SCORE || !SPLIT_KEYS, "the planner splits no keys under a score function");
