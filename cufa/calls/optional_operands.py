@@ -97,7 +97,7 @@ def checked_lengths(name: str, x: Any, batch: int, most: int) -> Any:
         wrong = np.flatnonzero((x < 0) | (x > most))
         if len(wrong):
             b = int(wrong[0])
-            raise ValueError(f"{name}[{b}] is {x[b]}: the arrays have room for 0 to {most:,}")
+            raise ValueError(f"{name}[{b}] is {x[b]}: it must be from 0 to {most:,}, the size of the arrays")
     return x
 
 

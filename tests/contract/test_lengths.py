@@ -198,7 +198,7 @@ PADDED = [
     (
         {"seqlens_q": [1, 2, 10]},
         ValueError,
-        r"seqlens_q\[2\] is 10: the arrays have room for 0 to 9",
+        r"seqlens_q\[2\] is 10: it must be from 0 to 9, the size of the arrays",
     ),
     ({"seqlens_k": [1, -2, 3]}, ValueError, r"seqlens_k\[1\] is -2: it must be from 0"),
     ({"seqlens_k": [2**40, 2, 3]}, ValueError, r"seqlens_k\[0\] is 1099511627776: int32"),
