@@ -42,13 +42,13 @@ def check_lengths(problem: Problem, lengths: Array, table: Array) -> None:
         return
     valid = [problem.seqlen_k] * problem.batch if lengths is None else lengths.tolist()
     for b, length in enumerate(valid):
-        one = _of_sequence(problem, b)
+        one = _one_sequence(problem, b)
         check_length(b, length, one.cache, problem.seqlen_k, _name_of_cache(problem))
         if isinstance(table, np.ndarray):
             _check_pages(one, table, b, length + one.cache.new_tokens)
 
 
-def _of_sequence(problem: Problem, b: int) -> Problem:
+def _one_sequence(problem: Problem, b: int) -> Problem:
     """The problem with the queries and new tokens of one sequence."""
     lengths = problem.lengths
     if not isinstance(lengths, (Padded, Packed)):
@@ -116,7 +116,7 @@ def check_slots(problem: Problem, lengths: Array, table: Array) -> None:
     if not (problem.cache.new_tokens and on_host and problem.lengths.known):
         return
     starts = lengths.tolist()
-    each = [_of_sequence(problem, b) for b in range(problem.batch)]
+    each = [_one_sequence(problem, b) for b in range(problem.batch)]
     ends = [start + one.cache.new_tokens for start, one in zip(starts, each, strict=True)]
     written = [
         (b, entry, max(start - entry * size, 0))

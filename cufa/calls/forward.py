@@ -146,8 +146,8 @@ def flash_attention(
         precedes the token, or -1 for a root. Booleans: whether token i sees token j, with True on the diagonal and
         False above. Not with windows, masks or ALiBi. A tree on a GPU is not checked.
     invariant : bool
-        With a cache, on a GPU. True: on one card the bits of a query's result do not depend on other sequences, the
-        page size, or the number of queries per call (chunks of a prompt, or one by one). FA3, FA2 and
+        With a cache, on a GPU. True: on one card, three things do not change the bits of a query's result: other
+        sequences, the page size, and the number of queries per call (chunks of a prompt, or one by one). FA3, FA2 and
         :func:`flash_decode` give different bits, and the page size may decide between FA3 and FA2.
     layout : "bhsd" or "bshd"
         Axis order of q, k, v and the result: (batch, heads, seqlen, head_dim), or with seqlen before heads.

@@ -46,8 +46,8 @@ def decode(
             one = pages[number]
             found, found_lse = flash_decode(rows, *caches, block_table=one.reshape(1, -1), **fixed)
             shape = len(own), *bits.shape[1:3]
-            prefix_out[members] = _back(_bits(found), kv_heads, (*shape, found.shape[3]))
-            lse[members] = _back(found_lse[..., None], kv_heads, (*shape, 1))[..., 0]
+            prefix_out[members] = _rows_of_sequences(_bits(found), kv_heads, (*shape, found.shape[3]))
+            lse[members] = _rows_of_sequences(found_lse[..., None], kv_heads, (*shape, 1))[..., 0]
         states = prefix_out.view(q.dtype), lse, tail.transpose(axes), tail_lse
         merged, tail_lse = merge_attention_states(*states)
         tail = merged.transpose(axes)
@@ -106,7 +106,8 @@ def _rows(q: Any, kv_heads: int, xp: Any) -> Any:
     return xp.ascontiguousarray(grouped.reshape(1, n * heads * tokens, 1, d))
 
 
-def _back(x: Any, kv_heads: int, shape: tuple[int, ...]) -> Any:
+def _rows_of_sequences(x: Any, kv_heads: int, shape: tuple[int, ...]) -> Any:
+    """The inverse of :func:`_rows`: ``shape`` is (n, heads, tokens, d)."""
     n, heads, tokens, d = shape
     return x.reshape(kv_heads, n, heads // kv_heads, tokens, d).swapaxes(0, 1).reshape(shape)
 

@@ -27,8 +27,8 @@ _ITEM_BYTES = 4 << 20
 #: time. A block of 64 rows reads a quarter as fast; its merge takes no longer, because many blocks share it.
 _MERGE_BYTES = 20_000
 
-#: If a cache has at most this many bytes per block of a cluster, half of the SMs that merge in clusters are faster than
-#: all SMs that merge through global memory.
+#: Up to this size of the cache, in bytes per block of a cluster, a merge in clusters on half of the SMs is faster than
+#: a merge through global memory on all SMs.
 _CLUSTER_BYTES = 16 << 20
 
 

@@ -21,8 +21,9 @@ SIGNS = {"and": " & ", "or": " | ", "not": "~"}
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Combined(Mask):
-    """The mask of an operator. Query i sees key j if it sees the key under every part ("and") or some part ("or"), or
-    does not see the key under the only part ("not"). Kernels read bits, made once for each pair of lengths."""
+    """The mask of an operator. Query i sees key j if it sees the key under every part ("and") or under some part
+    ("or"). "not" has one part: the query sees the keys that it does not see under this part. Kernels read bits, made
+    once for each pair of lengths."""
 
     operation: str
     parts: tuple[Mask, ...]
@@ -91,7 +92,7 @@ class Combined(Mask):
 def combined(operation: str, *parts: Mask) -> Mask:
     """The mask of an operator. Raises ValueError if the result needs values that only a GPU has."""
     if all(isinstance(x, Bits) for x in parts):
-        return _of_bits(operation, *parts)  # type: ignore[arg-type]
+        return _combined_bits(operation, *parts)  # type: ignore[arg-type]
     found = combined_where(operation, parts) or (_in_one_family(*parts) if operation == "and" else None)
     if found is not None:
         return found
@@ -108,7 +109,7 @@ def combined(operation: str, *parts: Mask) -> Mask:
     return Combined(operation, parts)
 
 
-def _of_bits(operation: str, first: Bits, *rest: Bits) -> Bits:
+def _combined_bits(operation: str, first: Bits, *rest: Bits) -> Bits:
     for other in rest:
         if other.matrix != first.matrix:
             raise ValueError(

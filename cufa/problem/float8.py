@@ -35,8 +35,8 @@ KEY_PADDING = 128
 KEY_ORDER = np.array(
     [16 * (p >> 4) + 8 * (p >> 1 & 1) + 2 * (p >> 2 & 3) + (p & 1) for p in range(KEY_GROUP)]
 )
-"""The key at each position of a group. The accumulator of S, packed to e4m3 as its registers lie, is then the A operand
-of P V without shuffles (PTX ISA, fragments of 8-bit mma and wgmma): position 16h + 4t + 2a + e holds key
+"""The key at each position of a group. In this order, the accumulator of S, packed to e4m3 register by register, is the
+A operand of P V without shuffles. See PTX ISA, fragments of 8-bit mma and wgmma: position 16h + 4t + 2a + e holds key
 16h + 8a + 2t + e."""
 
 

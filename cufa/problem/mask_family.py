@@ -5,10 +5,10 @@ CPU path, benchmark checks, dashboard and property tests use it. :meth:`Mask.key
 :meth:`Mask.query_tiles` say which tiles of the score matrix are visited and which of them need no mask; the
 device side of that rule is ``cuda_src/shared/mask.cuh``.
 
-Kernels read three families: a :class:`~cufa.problem.mask.Band` around a diagonal, which may have exempt tokens,
-:class:`~cufa.problem.columns.Columns`, a band in which each key is hidden from one or two runs of rows, and
-:class:`~cufa.problem.bits.Bits`. Other families become one of these (:meth:`Mask.for_kernels`). If a mask differs
-between sequences or heads, :meth:`Mask.at` is the mask of one.
+Kernels read three families. A :class:`~cufa.problem.mask.Band` surrounds a diagonal, and may have exempt tokens.
+:class:`~cufa.problem.columns.Columns` are a band in which each key is hidden from one or two runs of rows.
+:class:`~cufa.problem.bits.Bits` have one bit per score. Other families become one of these (:meth:`Mask.for_kernels`).
+If a mask differs between sequences or heads, :meth:`Mask.at` is the mask of one.
 
 Masks are hashable and printable and survive a round trip through JSON. Columns, bits, and bands made from a matrix fit
 calls of one length; other masks fit any length. Users make masks with :mod:`cufa.masks`.

@@ -79,8 +79,8 @@ def score(function: Callable[..., Any], **arrays: Any) -> Score:
     Raises
     ------
     TypeError, ValueError
-        For a function that branches on a score or an index, calls a function that has no CUDA form, indexes an array
-        otherwise than by an integer for each axis, or returns no float.
+        For a function that branches on a score or an index, or calls a function that has no CUDA form. For an array
+        that is not indexed by one integer per axis, and for a result that is no float.
     """
     if not callable(function):
         raise TypeError(f"function must be callable as function(s, b, h, i, j, **arrays), not {function!r}")

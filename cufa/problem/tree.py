@@ -35,8 +35,8 @@ def ancestors(tree: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
 
 
 def check_tree(tree: npt.NDArray[Any]) -> None:
-    """Raises ValueError for a parent that does not come before its child, and for a row of booleans that is True for a
-    later token or False for its own."""
+    """Raises ValueError unless every parent comes before its child. Each row of booleans must be True for its own token
+    and False for later tokens."""
     tokens = tree.shape[1]
     if tree.ndim == 2:
         wrong = np.argwhere((tree < -1) | (tree >= np.arange(tokens)))

@@ -50,8 +50,8 @@ def attention_reference(
     score of +inf or NaN gives a row of NaN. (Kernels multiply whole tiles: their hidden keys and values must be finite,
     except in the padding after a sequence.)
 
-    Returns o in q's layout and shape, with v's head_dim, and with ``return_lse`` also the natural logarithm of each
-    row's sum of exponentials, shape (batch, heads, seqlen_q). Both are float64.
+    Returns o in float64, with q's layout and shape but v's head_dim. ``return_lse`` adds the natural logarithm of each
+    row's sum of exponentials, float64 (batch, heads, seqlen_q).
 
     Raises ValueError for an unknown layout or shapes that do not fit together, TypeError for NumPy's masked arrays.
     """
@@ -86,8 +86,8 @@ def attention_reference_backward(
     recomputed. Query heads that share a key/value head add up in dk and dv. Queries that see no key, and keys that no
     query sees, have gradients of 0.
 
-    Returns (dq, dk, dv), with the shapes of q, k and v, with a sink also dsink (heads,), and the gradients of the score
-    function's arrays in ``gradients``.
+    Returns (dq, dk, dv) with the shapes of q, k and v. dsink (heads,) follows if there is a sink, then the gradients of
+    the score function's arrays in ``gradients``.
     """
     dout, q, k, v = (as_bhsd(name, x, layout) for name, x in (("dout", dout), ("q", q), ("k", k), ("v", v)))
     if dout.shape != (*q.shape[:3], v.shape[3]):
@@ -107,8 +107,8 @@ def attention_reference_backward(
     scores: tuple[Any, ...] = check_scale(scale, q.shape[-1]), check_softcap(softcap)
     dq, dk, dv, dsink = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v), np.zeros(q.shape[1])
     for rows, keys, *changes in parts:
-        row_arrays, of_keys = (dout[rows], dlse[rows], q[rows]), (k[keys], v[keys])
-        found = _gradients(*row_arrays, *of_keys, *changes, *scores)
+        row_arrays, kv_arrays = (dout[rows], dlse[rows], q[rows]), (k[keys], v[keys])
+        found = _gradients(*row_arrays, *kv_arrays, *changes, *scores)
         dq[rows] = found[0]
         for total, place, part in zip((dk, dv, dsink), (keys, keys, rows[1]), found[1:], strict=True):
             total[place] += part
@@ -143,7 +143,7 @@ def _parts(
     for b, h in np.ndindex(batch, heads):
         seqlen_q, seqlen_k = int(queries[b]), int(keys[b])
         shift, key = mask.shift(seqlen_q, seqlen_k), np.arange(seqlen_k)
-        of_keys = b, h // (heads // kv_heads), slice(0, seqlen_k)
+        kv_index = b, h // (heads // kv_heads), slice(0, seqlen_k)
         for start in range(0, seqlen_q, _ROWS):
             row = np.arange(start, min(start + _ROWS, seqlen_q))
             seen = mask.visible(row, key, seqlen_q, seqlen_k, b, mask.head_of(h, heads))
@@ -157,7 +157,7 @@ def _parts(
                 kept = random.kept(b, h, range(start, start + len(row)), range(seqlen_k))
                 weight = np.where(kept, random.factor, 0.0)
             rows = b, h, slice(start, start + len(row))
-            yield rows, of_keys, seen, penalty, float(logits[h]), there, weight
+            yield rows, kv_index, seen, penalty, float(logits[h]), there, weight
 
 
 @dataclasses.dataclass(frozen=True)
