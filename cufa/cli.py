@@ -63,8 +63,8 @@ class _LazyGroup(click.Group):
 @click.command(
     cls=_LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit codes: 0 success; 1 a check failed or a result was wrong; 2 wrong usage; 3 it needs a GPU, "
-    "a package or memory that is not here. Results go to stdout, progress to stderr; --json prints one document.",
+    epilog="Exit codes: 0 success; 1 a check failed or a result was wrong; 2 wrong usage; 3 a GPU, "
+    "a package or memory is missing. Results go to stdout, progress to stderr; --json prints one document.",
 )
 @click.version_option(__version__, prog_name="cufa")
 def main() -> None:
