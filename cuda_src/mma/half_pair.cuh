@@ -201,23 +201,23 @@ DEVICE void for_groups(F f) {
   }
 }
 
-// Row addresses for ldmatrix (mma/fragments.cuh). Of an A operand: rows 0-7 and rows 8-15, then both in the next octet of
-// columns.
+// Row addresses for ldmatrix (mma/fragments.cuh). An A operand: rows 0-7 and rows 8-15 of an octet of columns, then of the
+// next octet.
 template <int PITCH>
 DEVICE u32 pair_lane_a(int lane) {
   return lane % 16 * PITCH + lane / 16 * OCTET_BYTES;
 }
-// Of an A operand stored transposed: rows 0-7 in two octets of columns, then rows 8-15.
+// An A operand stored transposed: rows 0-7 in two octets of columns, then rows 8-15.
 template <int PITCH>
 DEVICE u32 pair_lane_a_trans(int lane) {
   return (lane / 16 * 8 + lane % 8) * PITCH + lane / 8 % 2 * OCTET_BYTES;
 }
-// Of a B operand whose column n is row n in shared memory: two octets of k of hi, then of lo.
+// A B operand whose column n is row n in shared memory: two octets of k of hi, then of lo.
 template <int PITCH>
 DEVICE u32 pair_lane_b(int lane) {
   return lane % 8 * PITCH + lane / 8 % 2 * OCTET_BYTES + lane / 16 * LO_OFFSET;
 }
-// Of a B operand stored with k along the rows: rows 0-7 and rows 8-15 of hi, then of lo.
+// A B operand stored with k along the rows: rows 0-7 and rows 8-15 of hi, then of lo.
 template <int PITCH>
 DEVICE u32 pair_lane_b_trans(int lane) {
   return lane % 16 * PITCH + lane / 16 * LO_OFFSET;

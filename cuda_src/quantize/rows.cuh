@@ -134,7 +134,7 @@ struct ThreadRows {
     }
   }
 
-  // The largest magnitude of this thread's columns of a row, as bits of a float. ROTATE: the bound instead.
+  // The largest magnitude of this thread's columns of a row, as bits of a float. ROTATE: sum |y| / sqrt(N), a bound.
   DEVICE u32 largest(const RawRow& raw) const {
     Row y;
     widen(raw, y);

@@ -55,7 +55,7 @@ class Measured:
 
     @property
     def suite(self) -> str:
-        """Name of the suite; "" in a run."""
+        """Name of the suite; "" for a row of a run."""
         return str(self.json.get("suite", ""))
 
     @property
@@ -73,7 +73,7 @@ class Measured:
 
     @property
     def recorded(self) -> str:
-        """Date and time of the session; "" in a run."""
+        """Date and time of the recording session; "" for a row of a run."""
         return str(self.json.get("recorded", ""))
 
     @functools.cached_property

@@ -170,7 +170,7 @@ class Trace:
         return self.put("int", INT, place)
 
     def binary(self, op: str, a: int, b: int) -> int:
-        """The place of ``op`` of two values. Kinds follow NumPy's rules, with 32-bit integers."""
+        """The place in the code of ``op`` of two values. Kinds follow NumPy's rules, with 32-bit integers."""
         kinds = {self.code[a][1], self.code[b][1]}
         if op in ("all", "any"):
             a, b = (self.truth(x) for x in (a, b))
