@@ -77,7 +77,7 @@ def describe_split(result: Prediction) -> str:
     rows = [result.split(rank) for rank in range(result.schedule.ranks)]
     worst = max(rows, key=lambda x: x["exposed"] + x["idle"])
     return (
-        f"Of each rank's {result.seconds * _MS:.3f} ms: compute, exposed communication, and idle. The rank that waits "
+        f"Each rank's {result.seconds * _MS:.3f} ms: compute, exposed communication and idle time. The rank that waits "
         f"longest waits {worst['exposed'] * _MS:.3f} ms for copies and is idle for {worst['idle'] * _MS:.3f} ms; "
         f"{worst['overlapped'] * _MS:.3f} ms of its copies run under its kernels."
     )

@@ -32,7 +32,7 @@ def show(controls: Controls, measured: Sequence[Measurement]) -> None:
     machine = controls.choice("rm", "Machine", list(machines), most, local=True, at=columns[0])
     words = regressions.versions(machines[machine])
     b = controls.choice("rv", "Commit", words, local=True, at=columns[2])
-    earlier = {BEFORE: "each row's measurement before"} | {name: x for name, x in words.items() if name != b}
+    earlier = {BEFORE: "the row's last measurement"} | {name: x for name, x in words.items() if name != b}
     a = controls.choice("ro", "Against", earlier, local=True, at=columns[1])
     changed = regressions.changes(machines[machine], a, b)
     ranked = regressions.groups(changed)

@@ -21,7 +21,7 @@ from cufa.measure.regimes import Regime
 IDEAS = {
     "FlashAttention-2, no splits": "one thread block per key/value head and sequence (FlashAttention-2)",
     "Flash-Decoding, merged by a second launch": "the keys of a sequence are split over thread blocks (Flash-Decoding)",
-    "merged by the last warp": "one launch: the warp that counts last merges",
+    "merged by the last warp": "one launch: the warp that finishes last merges",
     "merged in clusters": "one launch: the splits are a cluster and merge in shared memory",
     "balanced shares": "shares of all tiles (LeanAttention): for sequences of different lengths",
     "pages of 16": "keys in pages (PagedAttention): costs a little, saves memory",

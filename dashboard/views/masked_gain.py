@@ -50,7 +50,7 @@ def show_speedup(view: View, palette: Palette) -> None:
         page.verdict("No key is visible to any query: skipping leaves no work.", small=True)
         return
     if tiling.mask.misfit(1, 1, tiling.seqlen_q, tiling.seqlen_k + 1) is not None:
-        text = f"Skipping alone can gain {here:.2f}× here. This mask has one length: it is made for each key."
+        text = f"Skipping alone can gain {here:.2f}× here. This mask is given key by key: only this length is shown."
         page.verdict(text, tag="predicted", small=True)
         return
     limit = work.skip_limit(tiling.mask)

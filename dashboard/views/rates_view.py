@@ -28,7 +28,7 @@ def show(rows: Sequence[Measurement], key: str, palette: Palette) -> None:
         show_figure(group, f"{key}.{number}", palette)
     st.caption(
         f"Measured {rows[0].regime} on **{where(rows)}**. Rate: bytes of keys and values ÷ median time, compared with "
-        "a kernel that only reads the same bytes. Caches do not stay in L2 between calls."
+        "a kernel that only reads the same bytes. Keys and values do not stay in L2 between calls."
     )
 
 

@@ -1,7 +1,7 @@
 // Playing and stepping. The server gets the step where the player stops, for the link; the player does not wait for it.
 
 const SPEEDS = { "½×": 1400, "1×": 700, "2×": 350 };
-const TOLD_AFTER = 400;
+const REPORT_DELAY_MS = 400;
 
 function section(title, kind, ...children) {
   return html("section", { class: kind }, html("h3", {}, title), ...children);
@@ -128,7 +128,7 @@ class Walkthrough {
 
   tell() {
     clearTimeout(this.telling);
-    this.telling = setTimeout(() => this.report(this.at + 1), TOLD_AFTER);
+    this.telling = setTimeout(() => this.report(this.at + 1), REPORT_DELAY_MS);
   }
 
   end() {

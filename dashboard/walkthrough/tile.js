@@ -2,7 +2,7 @@
 
 const CELL = 11.5, ROW = 25, UPPER = 15, HEAD = 20, TOP = HEAD + 8 * UPPER + 30, WIDTH = 340;
 
-// A column of one number per row: text, and with `bar` a bar as long as a share of 1.
+// A column of one number per row as text; with `bar`, also a bar whose length is a share of 1.
 function column(palette, x, rows, width, bar) {
   const group = svg("g", { transform: `translate(${x} ${TOP})` });
   const made = Array.from({ length: rows }, (_, row) => {
@@ -22,7 +22,7 @@ function column(palette, x, rows, width, bar) {
   return { group, fill };
 }
 
-// Figures of these widths from these heights, with captions, matrices, columns of numbers and rules.
+// Empty figures of these widths, which begin at the heights `tops`, and functions that add captions, matrices and text.
 function panels(data, widths, tops = widths.map(() => 0)) {
   const { palette, block } = data, bottom = TOP + 8 * ROW + 4;
   const views = widths.map((width, n) =>
