@@ -169,7 +169,7 @@ def cumulative(
         )
     if x[-1] > total:
         raise ValueError(
-            f"{name}[-1] is {x[-1]} but {kind} has {total} rows: the last sequence ends within them"
+            f"{name}[-1] is {x[-1]} but {kind} has {total} rows: the last sequence must end within them"
         )
     return x, tuple(np.diff(x).tolist())
 

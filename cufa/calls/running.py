@@ -38,8 +38,8 @@ def attend(
     out : array, q's shape and dtype
         Receives finished rows.
     running, running_lse : float32 (float64 where q is) arrays, (batch, heads, seqlen_q, head_dim) and (batch, heads,
-        seqlen_q). Read and written in place; ``running_lse`` of every row is written, ``running`` of finished rows is
-        left in any state.
+        seqlen_q). Read and written in place. The call writes ``running_lse`` of every row, and leaves ``running`` of
+        finished rows in any state.
     rows
         First and end of the rows without an earlier result, whose running result is not read; first and end of the
         rows that this call finishes.

@@ -36,7 +36,7 @@ class Bits(Mask):
     def __post_init__(self) -> None:
         words = self.by_row.shape[-1]
         if words != -(-self.keys // WORD):
-            raise ValueError(f"by_row has {words:,} words of {WORD} keys, which are not {self.keys:,} keys")
+            raise ValueError(f"by_row has {words:,} words of {WORD} keys for {self.keys:,} keys")
 
     @staticmethod
     def of(seen: Any) -> Bits:

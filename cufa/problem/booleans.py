@@ -24,7 +24,7 @@ def mask_of_booleans(seen: Any, name: str, spreads: bool = False) -> Mask:
         raise TypeError(f"{name} is {seen.dtype}: it takes booleans, True where a query sees a key")
     if seen.ndim not in (2, 3, 4):
         raise ValueError(
-            f"{name} has shape {seen.shape}: it takes (seqlen_q, seqlen_k), behind batch and kv_heads or not"
+            f"{name} has shape {seen.shape}: it takes 2 to 4 axes, ([batch, [kv_heads,]] seqlen_q, seqlen_k)"
         )
     x = seen[None, None] if seen.ndim == 2 else seen[:, None] if seen.ndim == 3 else seen
     if is_device_array(x) or (spreads and 1 in x.shape[2:]):

@@ -57,7 +57,7 @@ def figure(mask: Mask, seqlen_q: int | None, seqlen_k: int | None, batch: int, h
     lengths_ = lengths(mask, seqlen_q, seqlen_k)
     if 0 in (*lengths_, *mask.spread):
         nothing = "no keys" if 0 in lengths_ else "no sequences"
-        raise ValueError(f"{mask} is of {nothing}: there is nothing to draw; make it for at least one")
+        raise ValueError(f"{mask} has {nothing} to draw: make it for at least one")
     shown = cells(mask, *lengths_, batch, head)
     colours = [(n / 2, colour) for n, colour in enumerate((_HIDDEN, _SOME, _SEEN))]
     query, key = (np.arange(n) * -(-max(lengths_) // _CELLS) for n in shown.shape)

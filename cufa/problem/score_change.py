@@ -73,7 +73,7 @@ class ScoreChange:
         is_bias = bool(e.arrays) and e.arrays[0].name == "bias"
         if is_bias and any(size not in (1, n) for size, n in zip(self.shapes[0], sizes, strict=True)):
             raise ValueError(
-                f"bias has shape {self.shapes[0]}: each axis has size 1, or that of (batch, heads, seqlen_q, "
+                f"bias has shape {self.shapes[0]}: each axis has size 1, or the size in (batch, heads, seqlen_q, "
                 f"seqlen_k), here {sizes}"
             )
         for op, _, *args in e.code:

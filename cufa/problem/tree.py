@@ -43,8 +43,7 @@ def check_tree(tree: npt.NDArray[Any]) -> None:
         if len(wrong):
             b, token = wrong[0].tolist()
             raise ValueError(
-                f"tree[{b}, {token}] is {tree[b, token]}: a parent is a token before its child, 0 to {token - 1}, or "
-                "-1 for a root"
+                f"tree[{b}, {token}] is {tree[b, token]}: a parent is a token before its child, or -1 for a root"
             )
         return
     own = np.eye(tokens, dtype=bool)

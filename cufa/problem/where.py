@@ -61,7 +61,7 @@ class Where(Mask):
             sizes = (batch,), (kv_heads, heads), (seqlen_q,), (seqlen_k,)
             if not all(n == 1 or n in fits for n, fits in zip(shape, sizes, strict=True)):
                 raise ValueError(
-                    f"mask has shape {shape}: each axis has size 1, or that of (batch, heads, seqlen_q, seqlen_k), "
+                    f"mask has shape {shape}: each axis has size 1, or the size in (batch, heads, seqlen_q, seqlen_k), "
                     f"here {(batch, heads, seqlen_q, seqlen_k)}; heads may be those of k"
                 )
             mask_counts = shape[:2]
