@@ -35,7 +35,7 @@ struct BackwardParams {
   i32 alibi_stride;  // ALIBI: elements from sequence to sequence
   // BY_HEAD_BATCHES: backward/common/workspace.cuh.
   i32 heads_per_head_batch, whole_head_batches, head_batches_before, head_batches_converted;
-  i32 strips_per_head;  // of a key/value head: row strips of its query heads, each head's rounded up to whole tiles
+  i32 strips_per_head;  // row strips of one key/value head: those of its query heads, each of which has whole tiles
   MaskParams mask;
 };
 
@@ -45,7 +45,7 @@ struct ScoredBackwardParams : BackwardParams {
   const void* score1;
   const void* score2;
   const void* score3;
-  float* dscore0;  // the gradient of score0, contiguous; null: not asked for
+  float* dscore0;  // the gradient of score0, contiguous; null: not wanted
   float* dscore1;
   float* dscore2;
   float* dscore3;
@@ -65,7 +65,7 @@ struct ScoredDroppedBackwardParams : ScoredBackwardParams {
   float kept_factor;
 };
 
-// Kernels that keep a block of keys read a key's bits along its rows.
+// A thread block keeps a key block, so it reads mask bits along a key: a line of the mask is a key.
 template <>
 constexpr bool LINES_ARE_KEYS<BackwardParams> = true;
 template <>

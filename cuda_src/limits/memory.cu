@@ -25,8 +25,8 @@ KERNEL l2_limit(const vec4* in, int rounds, float* out) {
   if (bits == 0x12345678u) st_global<float>(out + thread, 1.0f);  // practically never; keeps the loads
 }
 
-// Each lane reads its own 16 bytes of UNROLL rows, without bank conflicts. The address of an iteration depends on the values read
-// by the previous iteration. The step is always zero, but the compiler cannot know; otherwise it would read each row only once.
+// Each lane reads its own 16 bytes of UNROLL rows, without bank conflicts. An iteration's address depends on the values that the
+// previous iteration read. The step is always zero, but the compiler cannot know; otherwise it would read each row only once.
 KERNEL shared_limit(float* out, int iterations) {
   DYN_SMEM(shared);
   const u32 thread = blockIdx.x * blockDim.x + threadIdx.x, row_bytes = blockDim.x * 16;

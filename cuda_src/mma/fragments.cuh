@@ -43,7 +43,7 @@ DEVICE void set_accumulator(float (&a)[4], vec4 bits) {
   a[3] = u32_as_float(bits.w);
 }
 
-// An A operand to shared memory, row by row; `smem` is the tile's first element.
+// Stores an A operand to shared memory, row by row; `smem` is the tile's first element.
 template <int PITCH>
 DEVICE void store_a_operand(u32 smem, const u32 (&a)[4], int lane) {
 #pragma unroll

@@ -1,10 +1,10 @@
-// float32 values as pairs of float16, x = unit * (hi + lo), so that the 16-bit tensor cores multiply them.
-// Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores while surpassing the FP32 theoretical peak
-// performance", 2022: hi is x rounded to 11 bits, lo is the remainder. Of (hi + lo)(hi' + lo') the product lo lo' is dropped:
-// about 2^-22, as much as rounding lo loses.
+// float32 values as pairs of float16, x = unit * (hi + lo), so that the 16-bit tensor cores multiply them. Ootomo and Yokota,
+// "Recovering single precision accuracy from Tensor Cores while surpassing the FP32 theoretical peak performance", 2022: hi is x
+// rounded to 11 bits, lo is the remainder. The product lo lo' in (hi + lo)(hi' + lo') is dropped: about 2^-22, as much as
+// rounding lo loses.
 //
 // float16 has few exponents, so each group of eight rows has its own power of two, `unit`, which brings the group's largest
-// element to [2^14, 2^15). Elements down to 2^-17 of that keep all 22 bits; smaller ones are off by up to 2^-40 of it.
+// element to [2^14, 2^15). Elements down to 2^-17 of the largest keep all 22 bits; smaller ones are off by up to 2^-40 of it.
 //
 // Infinities: hi saturates at 65504, lo becomes infinite, and every product has the right sign.
 //
@@ -18,7 +18,7 @@
 
 constexpr int OCTET_BYTES = 32;  // eight columns: hi, then lo
 constexpr int LO_OFFSET = 16;
-constexpr float P_SCALE = 16384.0f;  // P <= 1, times this: below 2^15, as every other operand
+constexpr float P_SCALE = 16384.0f;  // P <= 1, so scaled P is below 2^15, as every other operand is
 constexpr bool WITH_LO = !TF32;  // else only hi is kept: 11 leading bits, the precision of tf32
 
 // 1 / x for a power of two.
@@ -44,7 +44,7 @@ DEVICE u32 unit_address(u32 tile, int group) {
   return gap_address<PITCH>(tile, group * 8);
 }
 
-// Two values in units, as a pair.
+// Two values, already divided by their units, as hi and lo.
 DEVICE void split_pair(float x, float y, u32& hi, u32& lo) {
   if constexpr (WITH_LO) {
     hi = cvt_f16x2_satfinite(x, y);
@@ -151,8 +151,8 @@ DEVICE void multiply_pairs(float (&D)[M_TILES][4], const u32 (&A_hi)[M_TILES][4]
   for (int i = 0; i < M_TILES; ++i) mma_m16n8k16_f16(D[i], A_hi[i], B[0], B[1]);
 }
 
-// The same for the first COUNT of N tiles of eight columns, N_BYTES apart. Each of the three products is issued for all tiles
-// before the next product: a sum depends on the previous sum of its tile.
+// multiply_pairs() for the first COUNT of N tiles of eight columns, N_BYTES apart. Each of the three products is issued for all
+// tiles before the next product: a sum depends on the previous sum of its tile.
 template <bool TRANSPOSED, int N_BYTES, int COUNT, int N, int M_TILES>
 DEVICE void multiply_pair_tiles(float (&D)[N][M_TILES][4], const u32 (&A_hi)[M_TILES][4], const u32 (&A_lo)[M_TILES][4],
                                 u32 B_smem) {

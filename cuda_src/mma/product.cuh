@@ -47,7 +47,7 @@ DEVICE void multiply(Stamp stamp, float (&D)[M][N][4], LoadA load_a, LoadB load_
   }
 }
 
-// An A operand to shared memory, row by row; `smem` is the tile's first element. One instruction from sm_90 on.
+// Stores an A operand to shared memory, row by row; `smem` is the tile's first element. One instruction from sm_90 on.
 template <int PITCH>
 DEVICE void store_operand(u32 smem, const u32 (&a)[4], int lane) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900

@@ -22,7 +22,7 @@ DEVICE void await_copies(PhaseLog& log, u32 number, u32 then) {
   log.enter(then, number);
 }
 
-// The products before it are complete; then the phase begins.
+// Earlier products are complete; then phase `then` begins.
 DEVICE void mma_fence(Stamp then) {
   mma_fence();
   then.enter();

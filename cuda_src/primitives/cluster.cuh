@@ -6,7 +6,7 @@
 #include "host/primitives_host.h"
 #else
 
-// %cluster_ctarank: number of this block in its cluster.
+// %cluster_ctarank: index of this block in its cluster.
 DEVICE u32 cluster_rank() {
   u32 rank;
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
@@ -27,7 +27,7 @@ DEVICE u32 cluster_address(u32 smem, u32 rank) {
   return address;
 }
 
-// st.shared::cluster, to a cluster_address(). Kernels send by st.async and the copy engine; tests of the cluster's barrier store.
+// st.shared::cluster, to a cluster_address(). Kernels send by st.async or the copy engine; tests of cluster barriers use these.
 DEVICE void st_cluster_vec2(u32 address, vec2 v) {
   asm volatile("st.shared::cluster.v2.b32 [%0], {%1,%2};" ::"r"(address), "r"(v.x), "r"(v.y) : "memory");
 }

@@ -1,4 +1,4 @@
-// What every kernel uses. If a host compiler builds the kernel for execution on a CPU: the host twins.
+// What every kernel uses. For execution on a CPU, a host compiler takes the host twins instead.
 #pragma once
 #ifdef __CUDACC__
 #include "primitives/types.cuh"

@@ -1,6 +1,6 @@
 // A counter in global memory by which blocks of one grid wait for one another: one block adds when its work is done, another
 // block loads until the count is reached. A barrier of the block comes before the addition (all threads are done) and after the
-// last load (all threads know). Blocks start in ascending order, so a block may wait only for blocks of smaller number.
+// last load (all threads know). Blocks start in ascending order, so a block may wait only for blocks of smaller index.
 #pragma once
 #include "primitives/types.cuh"
 #ifndef __CUDACC__

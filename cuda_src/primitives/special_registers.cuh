@@ -1,4 +1,4 @@
-// Special registers and atomics that the trace build and persistent schedules read.
+// Special registers, for traces and to save registers; and the atomic addition of persistent schedules.
 #pragma once
 #include "primitives/types.cuh"
 

@@ -36,8 +36,8 @@ DEVICE void store_accumulator_row(char* global, const float (&d)[4 * TILES], int
   }
 }
 
-// The same row into a tile of ROWS rows as TMA takes it (wgmma/operands.cuh), 16 rows per warp. Eight rows of a quad's
-// 16 bytes fill all banks.
+// Stages the same row in a tile of ROWS rows as TMA takes it (wgmma/operands.cuh), 16 rows per warp. Eight rows of a quad's 16
+// bytes fill all banks.
 template <int ROWS, int TILES, typename Element>
 DEVICE void stage_accumulator_row(u32 tile, const float (&d)[4 * TILES], int r, float factor, int warp, int lane) {
   const int row = warp * 16 + 8 * r + lane / 4;

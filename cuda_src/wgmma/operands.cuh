@@ -1,4 +1,4 @@
-// Tiles as wgmma operands: what TMA writes with 128-byte swizzle, and the descriptors that name it.
+// Tiles as wgmma operands: as TMA writes them with 128-byte swizzle, and the descriptors that name them.
 //
 // A tile of ROWS rows and COLUMNS 16-bit columns is cut into atoms of 64 columns (128 bytes, the swizzle's span); atom
 // after atom, each ROWS x 128 bytes. Within an atom 16-byte unit u of row r lies at unit u ^ (r % 8): eight rows of one
@@ -40,8 +40,7 @@ DEVICE u64 mn_major_descriptor(u32 smem) {
 // Offset of the 16 rows of k-step `k`.
 constexpr u64 mn_major_step(int k) { return descriptor_step(k * 16 * ATOM_ROW_BYTES); }
 
-// S (64 x N) = A (64 x 16 K_STEPS) B^T, A and B in shared memory with B_ROWS = N rows; ADDS: added to what S is. Issues, does not
-// wait.
+// S (64 x N) = A (64 x 16 K_STEPS) B^T, with A and B in shared memory; B has N rows. ADDS: S += A B^T. Issues, does not wait.
 template <int N, int K_STEPS, typename Element, bool ADDS = false>
 DEVICE void wgmma_tiles_ss(float (&d)[N / 2], u64 a, u64 b) {
 #pragma unroll
@@ -55,7 +54,7 @@ DEVICE void wgmma_tiles_ss(float (&d)[N / 2], u64 a, u64 b) {
   }
 }
 
-// The same with A in registers, four to a k-step.
+// wgmma_tiles_ss() with A in registers, four to a k-step.
 template <int N, int K_STEPS, typename Element, bool ADDS = false>
 DEVICE void wgmma_tiles_rs(float (&d)[N / 2], const u32 (&a)[4 * K_STEPS], u64 b) {
 #pragma unroll
@@ -79,7 +78,7 @@ DEVICE void wgmma_accumulate_values(float (&d)[N / 2], const u32 (&p)[4 * K_STEP
   }
 }
 
-// The same A operand into registers: row `row` (this lane's) of a tile of ROWS rows, 8-column half `half` of each k-step.
+// Loads an A operand into registers: row `row` (this lane's) of a tile of ROWS rows, 8-column half `half` of each k-step.
 template <int ROWS, int K_STEPS>
 DEVICE void load_swizzled_rows(u32 (&a)[4 * K_STEPS], u32 tile, int row, int half) {
 #pragma unroll

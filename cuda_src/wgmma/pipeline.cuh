@@ -13,7 +13,7 @@ struct RingCursor {
   int stage = 0;
   u32 phase = 0;
 
-  // By one thread. Arrivals that complete a phase: of the threads that fill a buffer, of the warps that read it.
+  // By one thread. A phase completes with the arrivals of `writers` threads that fill a buffer, or `readers` warps that read it.
   DEVICE void init(u32 writers, u32 readers) const {
     for (int i = 0; i < STAGES; ++i) {
       mbarrier_init(full + 8 * i, writers);

@@ -1,12 +1,12 @@
-// DETERMINISTIC under irregular masks: how many key blocks add to a tile of dQ before each key block. Ranges do not say it, so a
-// launch finds it for all of them: the prepare pass once more, in a grid of two layers, once the masks are prepared.
+// DETERMINISTIC under irregular masks: a key block's ticket at a tile of dQ, the number of key blocks that add before it. Ranges
+// do not give it: the prepare pass is launched again, in a grid of two layers, to count it once the masks are prepared.
 #pragma once
 #include "backward/common/mask_by_keys.cuh"
 #include "backward/params.cuh"
 
 constexpr bool LISTED_TICKETS = DETERMINISTIC && is_irregular(MASK_KIND);
 
-// (heads of the mask, or key/value heads; key blocks; query tiles), before the mask's part of the workspace.
+// Tickets (mask heads or key/value heads, key blocks, query tiles), directly before the mask's part of the workspace.
 struct ListedTickets {
   u32* tickets;
   u32 blocks, tiles, heads_of_sequence, heads;
@@ -37,7 +37,7 @@ struct ListedTickets {
   }
 };
 
-// The prepare pass, in its second launch. False in the first.
+// The prepare pass calls this first. Its second launch lists the tickets and returns true; the first returns false.
 template <int THREADS>
 DEVICE bool found_tickets(const BackwardParams& p) {
   if constexpr (LISTED_TICKETS) {

@@ -1,4 +1,4 @@
-// The mask as a block of keys sees it, for the backward: which query tiles it visits, and which scores of S^T = K Q^T are hidden.
+// The mask seen from a key block, for the backward: the query tiles that the block visits, and the hidden scores of S^T = K Q^T.
 #pragma once
 #include "shared/fragment_view.cuh"
 #include "shared/irregular_mask.cuh"
@@ -39,8 +39,8 @@ DEVICE TileRange query_tiles(const Band<KIND>& band, int k_block) {
   return range;
 }
 
-// The class of a query tile for a block of keys under an irregular mask, of all heads of the query group: some score of one head,
-// every score of all. Keys past the end are not counted.
+// The class of a query tile for a key block under an irregular mask: whether some head of the query group sees some score, and
+// whether all heads see all. Keys past the end are not counted.
 template <MaskKind KIND, typename Params>
 DEVICE TileClass class_of_query_tile(const Params& p, int k_block, int batch, int kv_head, int tile) {
   const int top = tile * BLOCK_Q, end = top + BLOCK_Q, left = k_block * BLOCK_KV;
@@ -71,8 +71,8 @@ struct VisibleRows {
   DEVICE bool operator()(int row) const { return row >= begin && row < end; }
 };
 
-// Scores of S^T that the mask hides become -inf, as do keys past the end. Rows of the fragment are keys: `key` is the lane's
-// first.
+// Hidden scores of S^T become -inf, and so do the scores of keys past the end. A row of the fragment is a key; `key` is the
+// lane's first.
 template <MaskKind KIND, typename View>
 DEVICE void hide_scores_by_keys(View S, const Band<KIND>& mask, int key, int lane_first_row) {
 #pragma unroll
@@ -84,7 +84,7 @@ DEVICE void hide_scores_by_keys(View S, const Band<KIND>& mask, int key, int lan
   }
 }
 
-// The same under an irregular mask. CUT: rows past the end are hidden, too, where they do not count as scores of 0.
+// The same under an irregular mask. CUT: also hides rows past the end; without CUT, their scores are 0.
 template <bool CUT = false, MaskKind KIND, typename Params, typename View>
 DEVICE void hide_scores_by_keys(View S, const IrregularMask<KIND, Params>& mask, int key, int lane_first_row) {
   using Looked = IrregularMask<KIND, Params>;

@@ -40,7 +40,7 @@ struct StripItem {
     }
   }
 
-  // Its first row in its sequence.
+  // The strip's first row in its sequence.
   DEVICE i64 row() const { return i64(LENGTHS_KIND == PACKED ? strip_of_sequence : strip) * STRIP; }
 };
 
@@ -88,7 +88,7 @@ DEVICE void store_16_bytes(char* global, vec4 v) {
   }
 }
 
-// The sum of a[i] b[i] over the elements of 4 bytes.
+// Adds to `sum` the dot product of the elements in two 4-byte words.
 template <typename Element>
 DEVICE float dot_word(u32 a, u32 b, float sum) {
   if constexpr (Element::BYTES == 4) {
@@ -99,14 +99,14 @@ DEVICE float dot_word(u32 a, u32 b, float sum) {
   }
 }
 
-// Algorithm 2, l. 3-4: zeros in dQ, and lse and delta of each row. A row that sees no key has an LSE of -inf: it becomes 0, so
-// that its P is exp2(-inf - 0) = 0, and its delta becomes 0, because 0 * NaN is NaN. ROW_LANES lanes read a row, 16 bytes each,
+// Algorithm 2, l. 3-4: zeros in dQ, and lse and delta of each row. A row that sees no key has lse = -inf. Its lse becomes 0, so
+// that its P is exp2(-inf - 0) = 0; its delta becomes 0, because 0 * NaN is NaN. ROW_LANES lanes read a row, 16 bytes each,
 // ROWS_AT_ONCE rows at a time.
 constexpr int ROW_UNITS = V_DIM * ELEMENT_BYTES / 16;
 constexpr int ROW_LANES = ROW_UNITS <= 2 ? 2 : ROW_UNITS <= 4 ? 4 : ROW_UNITS <= 8 ? 8 : ROW_UNITS <= 16 ? 16 : 32;
 constexpr int ROWS_AT_ONCE = 32 / ROW_LANES;
 
-// DETERMINISTIC: of a query tile, counted over all heads.
+// DETERMINISTIC: sets the ticket counters of query tile `tile`, an index over all heads.
 DEVICE void set_tickets(const BackwardParams& p, const BackwardWorkspace& workspace, i64 tile, u32 count) {
   if constexpr (WHOLE_TILES) {
     st_global(workspace.ticket(p, u32(tile)), vec2{count, count});
@@ -115,7 +115,7 @@ DEVICE void set_tickets(const BackwardParams& p, const BackwardWorkspace& worksp
   }
 }
 
-// Whether packed lengths, which nothing has checked, do not begin at 0 or fall. Blocks of such sequences overlap, or are missing.
+// Whether packed lengths do not begin at 0, or fall: nothing has checked them. Blocks of such sequences overlap or are missing.
 // By a warp.
 DEVICE bool fall_somewhere(const BackwardParams& p, int lane) {
   bool falls = false;
@@ -128,8 +128,8 @@ DEVICE bool fall_somewhere(const BackwardParams& p, int lane) {
   return warp_any(falls);
 }
 
-// By a warp, with IN_FLIGHT rows of a lane at a time. `source` has unit(which, row, unit): 16 bytes of a row of dO (0) or O (1);
-// and stat(which, at): the LSE (0) or its gradient (1) of one row per lane.
+// By a warp; each lane loads up to IN_FLIGHT rows at a time. `source` has unit(which, row, unit): 16 bytes of a row of dO (0) or
+// O (1); and stat(which, at): the LSE (0) or its gradient (1) of one row per lane.
 template <int IN_FLIGHT, typename Source>
 DEVICE void prepare_strip(const BackwardParams& p, const BackwardWorkspace& workspace, const StripItem& item,
                           const Source& source, int lane) {
@@ -252,8 +252,8 @@ DEVICE void pack_two(u32 (&words)[8], int t, float x, float y) {
   }
 }
 
-// The convert pass, from strip `first` on: dQ row by row, scaled and rounded. Eight lanes share an accumulator: each reads 64
-// bytes, eight columns of two rows.
+// The convert pass, from strip `first` on: writes dQ row by row, scaled and rounded. Eight lanes share an accumulator: each reads
+// 64 bytes, eight columns of two rows.
 DEVICE void convert_strip(const BackwardParams& p, i64 first = 0) {
   const BackwardWorkspace workspace(p);
   const StripItem item(p, workspace, first + strip_of_pass());

@@ -9,11 +9,11 @@ struct KeyItem {
   int k_block, kv_head, batch;
 };
 
-// DETERMINISTIC: a block waits for the blocks at its right (tickets.cuh), so these are launched before it. The blocks of a head
-// go through its query tiles one behind the other, a tile or two apart: launched one after the other, most would wait. So blocks
-// of the other heads of a head batch are launched between them. A head batch has as many heads as the L2 cache holds.
+// DETERMINISTIC: a block waits for the blocks to its right (tickets.cuh), so these are launched first. The blocks of a head
+// follow one another through its query tiles, a tile or two apart. Launched in direct succession, most would wait: blocks of the
+// other heads of a head batch are launched in between. A head batch has as many heads as the L2 cache holds.
 DEVICE u32 heads_of_head_batch(u32 all_heads, i64 head_bytes) {
-  constexpr i64 L2_SHARE = 24 << 20;  // bytes, as of ordered_block()
+  constexpr i64 L2_SHARE = 24 << 20;  // bytes, as in ordered_block()
   const u32 fitting = u32(max(i64(1), min(i64(all_heads), L2_SHARE / head_bytes)));
   const u32 num_batches = (all_heads - 1) / fitting + 1;
   return (all_heads - 1) / num_batches + 1;
@@ -24,8 +24,8 @@ DEVICE HeadBlock batched_block(u32 index, u32 num_blocks, u32 all_heads, u32 bat
   return {num_blocks - 1 - rest / members, head_batch * batch_heads + rest % members};
 }
 
-// Under a causal mask more rows see early key blocks: the order is that of the forward's query blocks, reversed. The query heads
-// of a query group are visited one after another, so that the L2 cache holds one of them at a time.
+// Under a causal mask more rows see early key blocks: key blocks have the reverse of the forward's order of query blocks. The
+// query heads of a query group are visited one after another, so that the L2 cache holds one at a time.
 template <int BC>
 DEVICE KeyItem key_item(const BackwardParams& p, u32 index, int head_bytes_per_row) {
   const u32 Tc = LENGTHS_KIND == PACKED ? num_packed_blocks<BC>(p.total_k, p.batch) : u32(p.seqlen_k - 1) / BC + 1;
@@ -54,7 +54,7 @@ DEVICE KeyItem key_item(const BackwardParams& p, u32 index, int head_bytes_per_r
   return {int(found.block), int(found.head % u32(p.kv_heads)), int(found.head / u32(p.kv_heads))};
 }
 
-// The query tiles that a key block visits; none past the last key.
+// The query tiles that a key block visits. A key block past the last key visits none.
 template <int BR, int BC>
 DEVICE TileRange visited_queries(const HeadMask& mask, int k_block) {
   if (LENGTHS_KIND != DENSE && (mask.rows == 0 || k_block * BC >= mask.keys)) return {};
@@ -74,7 +74,7 @@ struct QueryTile {
   }
 };
 
-// The ticket of a key block at a query tile: the number of key blocks at its right that the tile sees. They add before it.
+// The ticket of a key block at a query tile: the number of key blocks to its right that the tile sees, which add first.
 template <int BR, int BC>
 DEVICE u32 key_blocks_before(const HeadMask& mask, int q_tile, int k_block) {
   return u32(mask.template tiles<BR, BC, true>(q_tile).end - 1 - k_block);

@@ -20,8 +20,8 @@ constexpr bool SCORE_GRADIENTS = Function::GRADIENTS > 0;
 template <bool SMALL>
 struct Near {};
 
-// What a product of query and key becomes before ALiBi, and its derivative with respect to the score. A hidden score, -inf, stays
-// hidden.
+// A score after score function and soft cap, before ALiBi; and its derivative with respect to the score before them. A hidden
+// score, -inf, stays hidden.
 struct ChangedScore {
   float s, slope, cap;  // the slope of the soft cap is a factor of `slope`
 
@@ -65,11 +65,11 @@ DEVICE void zero_score_gradients(const Params& p) {
   }
 }
 
-// This lane's sums for the gradients of arrays. Neighbouring scores often read one element (a clipped distance): their sum stays
-// in a register until another element follows.
+// This lane's sums for the gradients of arrays. Neighbouring scores often read the same element (a clipped distance): their sum
+// stays in a register until another element follows.
 struct ArrayGradients {
   static constexpr int COUNT = SCORE_GRADIENTS ? Function::GRADIENTS : 1;
-  int held[COUNT];  // the element; -1: none
+  int held[COUNT];  // the element that `sum` is for; -1: none
   float sum[COUNT];
 
   DEVICE ArrayGradients() {
@@ -77,8 +77,8 @@ struct ArrayGradients {
     for (int g = 0; g < COUNT; ++g) held[g] = -1, sum[g] = 0.0f;
   }
 
-  // A tile of S^T: value(r, t, e) is the gradient of the load whose element place(r, t, e) is, for key 8r and query 8t + e from
-  // the lane's first. By all lanes of a warp.
+  // Adds a tile of S^T, by all lanes of a warp. The score of key 8r and query 8t + e, from the lane's first, read element
+  // place(r, t, e); value(r, t, e) is its contribution to that element's gradient.
   template <int G, int ROWS, int TILES, typename Place, typename Value>
   DEVICE void add(float* target, const Place& place, const Value& value) {
     bool same = true;
@@ -95,7 +95,7 @@ struct ArrayGradients {
       }
       return;
     }
-    // Along diagonals, where tables of distances are read at one element.
+    // Along diagonals: all scores of a diagonal read the same element of a table of distances.
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
 #pragma unroll
@@ -116,8 +116,8 @@ struct ArrayGradients {
     }
   }
 
-  // All gradients of a tile. row(t, e): of a query; old(r, t, e): the product, and dS(r, t, e): the gradient of the changed
-  // score.
+  // Adds all gradients of a tile. row(t, e): of a query; old(r, t, e): the score before the function; dS(r, t, e): the gradient
+  // of the changed score.
   template <int ROWS, int TILES, int G = 0, typename RowOf, typename Old, typename Gradient>
   DEVICE void add_all(const KernelParams& p, const Function& function, const typename Function::Column (&columns)[ROWS],
                       const RowOf& row, const Old& old, const Gradient& dS) {
@@ -132,7 +132,7 @@ struct ArrayGradients {
     }
   }
 
-  // At the end, by all lanes of a warp.
+  // Adds the sums that are still in registers. At the end, by all lanes of a warp.
   template <int G>
   DEVICE void finish(float* target) {
     const int first = int(shfl(u32(held[G]), 0));

@@ -2,12 +2,12 @@
 // lse and delta of each query row; and, DETERMINISTIC, a ticket counter of each tile of dQ: the key blocks that have added to it.
 //
 // dQ is stored as 16 x 8 accumulators of mma.sync, one after another, so that a warp adds 512 adjacent bytes at a time; the
-// convert pass puts dQ in order. Each head begins with its own row strip: if seqlen_q is no multiple of 16, up to 15 rows per
+// convert pass puts dQ in order. Each head begins with its own row strip: if seqlen_q is not a multiple of 16, up to 15 rows per
 // head are padding. WHOLE_TILES: a head has whole query tiles instead, each with lse and -delta of its rows after its dQ: one
 // index gives every address without a bounds test. 128 bytes precede the tiles: word 0 is the index of the next item, word 1 the
 // offset, in words, of the counters (both for persistent blocks).
 //
-// Packed sequences: the strips, and the tiles, of a head form one row, in which each sequence has its own (first_packed_block).
+// Packed sequences: a head's strips and tiles are numbered over all sequences; no two share one (first_packed_block).
 #pragma once
 #include "backward/params.cuh"
 #include "primitives/opaque.cuh"
@@ -39,14 +39,14 @@ constexpr int STRIP_FLOATS = STRIP * HEAD_DIM;
 constexpr int TILE_DQ_FLOATS = BLOCK_Q * HEAD_DIM;
 // WHOLE_TILES: workspace of one query tile, in memory order: dQ, lse of each row, -delta of each row, the tile's ticket counters.
 constexpr int TILE_FLOATS = TILE_DQ_FLOATS + BLOCK_Q * 2 + (DETERMINISTIC ? 32 : 0);
-constexpr int HEADER_FLOATS = 32;  // before the tiles: they begin on multiples of 128 bytes, as additions in memory do
+constexpr int HEADER_FLOATS = 32;  // before the tiles, which begin at cache lines of 128 bytes
 static_assert(!WHOLE_TILES || TILE_FLOATS % 32 == 0, "tiles of the workspace begin on cache lines");
 
 // Whether key blocks are ordered by head batches.
 constexpr bool BY_HEAD_BATCHES = WHOLE_TILES && !DETERMINISTIC && !is_irregular(MASK_KIND) && LENGTHS_KIND == DENSE;
 // Whether persistent blocks take one key block after another, and do most of the prepare and convert passes meanwhile
 // (backward/fa3_common/background.cuh). Not DETERMINISTIC: blocks would wait for one another's tickets. Not with listed tiles or
-// lengths: an item then has more than its descriptor. A soft cap leaves consumers no registers; a sink, the passes.
+// lengths: an item then has more than its descriptor. Not with a soft cap (consumers lack registers) or a sink (the passes do).
 constexpr bool IS_PERSISTENT = PERSISTENT && BY_HEAD_BATCHES && !SOFTCAP && !SINK;
 
 // BY_HEAD_BATCHES: head batches of key/value heads, so that dQ of a few head batches lies in the L2 cache at a time.
@@ -66,8 +66,8 @@ struct HeadBatches {
   DEVICE u32 left() const { return first(u32(p.head_batches_converted)) * strips_of_kv_head(); }
 };
 
-// IS_PERSISTENT. PREPARED: prepared strips of each key/value head. Of each head batch: ADDED counts the warps that have added all
-// of a key block; TO_PREPARE and TO_CONVERT count the runs of strips that warps have taken.
+// IS_PERSISTENT. PREPARED counts the prepared strips of each key/value head. The others count for each head batch: ADDED the
+// warps that have added all of a key block, TO_PREPARE and TO_CONVERT the runs of strips that warps have taken.
 enum Counter { PREPARED, ADDED, TO_PREPARE, TO_CONVERT };
 
 struct BackwardWorkspace {
@@ -131,15 +131,15 @@ struct BackwardWorkspace {
     return dQ + index * STRIP_FLOATS;
   }
   DEVICE float* strip(i64 head, int of_head) const { return strip(head * strips + of_head); }
-  // WHOLE_TILES: lse of the first row of strip `index`; -delta lies BLOCK_Q floats behind.
+  // WHOLE_TILES: lse of the first row of strip `index`; -delta follows BLOCK_Q floats later.
   DEVICE float* lse(i64 index) const {
     const u32 i = u32(index);
     return dQ + i64(i / TILE_STRIPS) * TILE_FLOATS + TILE_DQ_FLOATS + i % TILE_STRIPS * STRIP;
   }
 };
 
-// DETERMINISTIC: whether all `ticket` key blocks that add to a tile before this one have added; `count` have. If packed lengths
-// are invalid (fall_somewhere()), counters begin at UNORDERED, so that no block waits.
+// DETERMINISTIC: whether all `ticket` key blocks that add to a tile before this one have added; `count` is how many have. If
+// packed lengths are invalid (fall_somewhere()), counters begin at UNORDERED, so that no block waits.
 constexpr u32 UNORDERED = 1u << 31;
 DEVICE bool ticket_has_come(u32 count, u32 ticket) { return LENGTHS_KIND == PACKED ? count >= ticket : count == ticket; }
 

@@ -5,13 +5,13 @@
 #include "shared/element.cuh"
 
 constexpr int HEAD_DIM = 128;        // columns of q and k: a multiple of 8, at most 256
-constexpr int V_DIM = 128;           // columns of v and o: the same
+constexpr int V_DIM = 128;           // columns of v and o: the same bounds
 constexpr bool BFLOAT16 = false;     // the elements are bfloat16, else float16
 using Element = SixteenBit<BFLOAT16>;
 constexpr int ALIGNMENT = 16;        // bytes of which each row's address is a multiple: 2, 4, 8 or 16
 
-constexpr int BLOCK_Q = 64;          // Br: query rows of a block
-constexpr int BLOCK_KV = 128;        // Bc: keys of a block
+constexpr int BLOCK_Q = 64;          // Br: query rows of a tile
+constexpr int BLOCK_KV = 128;        // Bc: keys of a key block
 constexpr int NUM_WARPS = 8;         // warps of a thread block
 constexpr int WARP_KEYS = 32;        // keys of a warp; warps with the same keys split queries and columns
 constexpr int NUM_STAGES = 2;        // query tiles in shared memory

@@ -4,7 +4,7 @@
 #include "mma/product.cuh"
 
 // Alg. 2, l. 15, added to the accumulators at `dQ`: 16-row strips `strip` and `strip` + 1 of the `strips` of a head. The warp
-// computes 8-column tiles from `first_dq_tile` on and adds those from `dq_share` on. `number`: of the tile, in stamps of an
+// computes 8-column tiles from `first_dq_tile` on and adds only the tiles from `dq_share` on. `number` names the query tile in an
 // inside trace.
 DEVICE void add_query_gradients(float* const dQ, int strip, int strips, int first_dq_tile, int dq_share, u32 dS_lane, u32 K_lane,
                                 int lane, PhaseLog& inside, u32 number) {

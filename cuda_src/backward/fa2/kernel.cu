@@ -12,18 +12,18 @@
 //   l. 18     dK, dV                               store_gradients(); dQ: fa2_backward_convert
 //
 // This file holds the order of work in a thread block. shape.cuh: the share of each warp; products.cuh: what a warp computes of a
-// query tile; dq.cuh: what it adds to dQ; store.cuh: the end.
+// query tile; dq.cuh: what it adds to dQ; store.cuh: how dK and dV are stored.
 //
 // Departures, and why:
-//   - S and dP are computed transposed: a warp's P^T and dS^T are then operands of its dV and dK as they stand in registers, and
-//     only warps that share keys read them from shared memory. dS is written there for dQ in any case.
+//   - S and dP are computed transposed: P^T and dS^T are then, as they stand in registers, operands of the warp's dV and dK. Only
+//     warps that share keys read them from shared memory. dS is written there for dQ in any case.
 //   - dQ is added one tile later, by half of the warps before they visit a tile and by the other half after it: memory takes
 //     additions more slowly than all warps at once send them.
 //   - dQ is stored in the workspace in the layout of accumulators: a warp adds 512 adjacent bytes in one instruction.
 //   - dK and dV stay in registers over all query heads of a query group. If query groups leave SMs idle, the planner halves key
 //     blocks.
-//   - DETERMINISTIC: key blocks add to a tile of dQ by ticket, from right to left. The ticket is read one tile ahead, and another
-//     warp than the waiting one passes it on. Head batches run side by side (batched_block).
+//   - DETERMINISTIC: key blocks add to a tile of dQ by ticket, from right to left. A ticket is read one tile ahead, and a warp
+//     other than the waiting one passes it on. Head batches run side by side (batched_block).
 // Do not change: visit_query_tile() takes its operands as parameters, not as a struct (see there); one tile is in flight per
 // stage. Measurements and failed experiments: NOTES.md.
 #include "backward/fa2/config.cuh"
@@ -54,7 +54,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   // Alg. 2, l. 5
   const KeyItem item = key_item<Bc>(p, blockIdx.x, 6 * HEAD_DIM + 2 * V_DIM);
   const auto sequence = sequence_of(p, item.batch);
-  if (LENGTHS_KIND == PACKED && item.k_block * Bc >= sequence.stored_keys()) return;  // past its sequence
+  if (LENGTHS_KIND == PACKED && item.k_block * Bc >= sequence.stored_keys()) return;  // the key block lies past its sequence
   const HeadMask mask = head_mask(p, sequence);
   const TileRange tiles = visited_queries<Br, Bc>(mask, item.k_block);
   constexpr bool IRREGULAR = is_irregular(MASK_KIND);
@@ -71,13 +71,13 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   const u32 K_smem = smem_base + SharedMemory::K, V_smem = smem_base + SharedMemory::V, Q_smem = smem_base + SharedMemory::Q;
   const u32 dO_smem = smem_base + SharedMemory::DO, rows_smem = smem_base + SharedMemory::ROWS;
   const u32 P_smem = smem_base + SharedMemory::P, dS_smem = smem_base + SharedMemory::DS;
-  // Parked in the last 16 bytes of the first row of K, which no tile uses, if registers are scarce: the mask of the sequence.
+  // If registers are scarce, the sequence's mask is parked in the last 16 bytes of K's first row, which no tile uses.
   const u32 parked_smem = K_smem + PITCH - 16;
   constexpr bool PARK_MASK = LENGTHS_KIND != DENSE && !(SHARED_KEYS && NUM_STAGES == 2);
   if (PARK_MASK && thread == 0) {
     st_shared_vec4(parked_smem, {u32(mask.rows), u32(mask.keys), u32(mask.first), u32(mask.last)});
   }
-  // Under an irregular mask: the work item.
+  // Under an irregular mask, the work item is parked there.
   if (IRREGULAR && thread == 0) st_shared_vec4(parked_smem, {u32(item.k_block), u32(item.kv_head), u32(item.batch), 0});
   auto parked_item = [&]() -> KeyItem {
     const vec4 found = ld_shared_vec4(parked_smem);
@@ -168,13 +168,13 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   };
 
   if constexpr (IRREGULAR) find_next(item);
-  int remaining = IRREGULAR ? int(walked_next.exists()) : group_size * (tiles.end - tiles.first);  // IRREGULAR: is there one?
+  int remaining = IRREGULAR ? int(walked_next.exists()) : group_size * (tiles.end - tiles.first);  // IRREGULAR: 1 or 0
   QueryTile current{first_head, tiles.first};
   bool pending = false;  // `current` is not in dQ yet
   auto stage = [&] { return IRREGULAR ? visited % NUM_STAGES : u32(remaining % NUM_STAGES); };  // of `current`
   // DETERMINISTIC: the previous tile is in dQ, but its ticket is not yet passed on. Passing on waits until all additions have
-  // arrived: it follows the S of the tile after next, and is done by another warp than the one that waits for tickets, the first
-  // of the warps that add late.
+  // arrived, so it follows S of the tile after next. The first of the warps that add late waits for tickets; the last warp passes
+  // them on.
   bool passing = false;
   u32 count = 0;
   auto awaits = [&] { return thread_id() == NUM_THREADS / 2; };

@@ -10,12 +10,12 @@
 #include "shared/fragment_view.cuh"
 #include "shared/softcap.cuh"
 
-// Where the A operand of a product is from.
+// Where the A operand of a product comes from.
 using FromRegisters = Size<0>;
 using FromMemory = Size<1>;
 
-// SCORE: S of the 8-column tiles 2k and 2k + 1, not yet changed, becomes P; `slope` its derivatives. Adds to the gradients of
-// arrays. `first` and `key` are the lane's first query of tile 2k, and its first key.
+// SCORE: S of 8-column tiles 2k and 2k + 1 goes through the score function and becomes P; `slope` receives the function's
+// derivatives. Adds to the gradients of arrays. `first`: the lane's first query of tile 2k; `key`: its first key.
 template <typename View, typename RowStats, typename Exponentials, typename Difference>
 DEVICE void change_two_tiles(const KernelParams& p, const Function& function, View S, int k, int first, int key,
                              float (&slope)[2][2 * View::ROWS], ArrayGradients& sums, const RowStats& row_stats,
@@ -52,9 +52,9 @@ DEVICE void change_two_tiles(const KernelParams& p, const Function& function, Vi
 }
 
 // Alg. 2, l. 10-14 and 16 for one query tile; dS stays in shared memory for dQ. The addresses of operands (Q and dO: of this
-// tile; P_keys and dS_keys: of this warp's keys) and the warp's share of them are parameters, not members of a struct: as
-// members, ptxas allocates more registers than there are at head dim 128. copy_next(k) issues part k of the copies of the next
-// tile. `number`: of the tile, in stamps of an inside trace.
+// tile; P_keys and dS_keys: of this warp's keys) and the warp's share of them are parameters: with a struct of them, ptxas needs
+// more registers than there are at head dim 128. copy_next(k) issues part k of the copies of the next tile. `number` names the
+// query tile in an inside trace.
 template <typename Sequence, typename ParkedItem, typename MaskOfHead, typename CopyNext>
 DEVICE void visit_query_tile(const KernelParams& p, const Sequence& sequence, const KeyItem& item, QueryTile tile, u32 stage,
                              bool masked, u32 Q, u32 dO, u32 P_keys, u32 dS_keys, u32 K_smem, u32 V_smem, u32 rows_smem,
@@ -233,7 +233,7 @@ DEVICE void visit_query_tile(const KernelParams& p, const Sequence& sequence, co
 
   if constexpr (SCORE_GRADIENTS) sums.finish_all(p);
 
-  // The same for the queries of the warps that share its keys.
+  // dV and dK for the queries of the other warps that share this warp's keys.
   if constexpr (SHARED_KEYS) {
     inside.enter(WAIT_TURN, number);
     bar_sync(KEY_PARTS_BARRIER + key_group, PARTS * 32);  // these warps have stored their P and dS

@@ -17,13 +17,13 @@ constexpr int CHUNK = PART_QUERIES < 32 ? PART_QUERIES : 32;  // columns of S^T 
 constexpr int S_TILES = CHUNK / 8;                          // in 8-column mma tiles
 constexpr int K_STEPS = (HEAD_DIM + 15) / 16, V_STEPS = (V_DIM + 15) / 16;  // k16 steps of S, dP; the last may be half padding
 constexpr int K_TILES = (D_TILES + PARTS - 1) / PARTS;      // 8-column mma tiles of dK of one warp
-constexpr int V_TILES = (V_DIM / 8 + PARTS - 1) / PARTS;    // and of dV
+constexpr int V_TILES = (V_DIM / 8 + PARTS - 1) / PARTS;    // 8-column mma tiles of dV of one warp
 constexpr int DQ_ROW_WARPS = Br / 32, DQ_COLUMN_WARPS = NUM_WARPS / DQ_ROW_WARPS;
 constexpr int DQ_TILES = (D_TILES + DQ_COLUMN_WARPS - 1) / DQ_COLUMN_WARPS;  // 8-column tiles of dQ of one warp, in 32 rows
-constexpr int DQ_CHUNKS = DQ_TILES > 4 && DQ_TILES % 2 == 0 ? 2 : 1;  // 2: the first is added under the products of the second
+constexpr int DQ_CHUNKS = DQ_TILES > 4 && DQ_TILES % 2 == 0 ? 2 : 1;  // 2: one is added during the other's products
 constexpr int DQ_CHUNK = DQ_TILES / DQ_CHUNKS;
 // Half of the warps add to dQ before they visit a tile and half after it: memory takes additions more slowly than all warps at
-// once send them. (With a soft cap, registers do not suffice for it unless warps share keys.)
+// once send them. Unless warps share keys, a mask makes this slower, and a soft cap leaves no registers for it.
 constexpr bool STAGGERED = NUM_STAGES == 2 && (SHARED_KEYS || (MASK_KIND == MASK_FULL && !SOFTCAP));
 constexpr int ROW_BYTES = HEAD_DIM * 2, V_ROW_BYTES = V_DIM * 2;
 constexpr int PITCH = tile_pitch(ROW_BYTES, 32), V_PITCH = tile_pitch(V_ROW_BYTES, 32);  // of K and Q; of V and dO
@@ -35,7 +35,7 @@ constexpr int TILE_STATS_BYTES = Br * ROW_STATS_BYTES, TILE_BYTES = Bc * S_PITCH
 template <int COLUMNS, int TILES_, int STEPS_>
 struct Rows {
   static constexpr int PITCH = tile_pitch(COLUMNS * 2, 32), TILES = TILES_, ALL_TILES = COLUMNS / 8, STEPS = STEPS_;
-  // The warp's first 8-column tile of dK or dV, from that of dK.
+  // The warp's first 8-column tile of dK or dV. `of_keys`: its first tile of dK.
   DEVICE static int first_tile(int of_keys, int part) {
     return COLUMNS == HEAD_DIM ? of_keys : min(part * TILES, ALL_TILES - TILES);
   }
@@ -60,4 +60,4 @@ static_assert(Br % 32 == 0 && NUM_WARPS % DQ_ROW_WARPS == 0 && DQ_COLUMN_WARPS >
 static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "HEAD_DIM is a multiple of 8, at most 256");
 static_assert(V_DIM % 8 == 0 && V_DIM <= 256, "V_DIM is a multiple of 8, at most 256");
 static_assert(NUM_STAGES == 1 || NUM_STAGES == 2, "one or two query tiles in shared memory");
-static_assert(SKIP_MASKED_TILES, "a block must not add to tiles that it sees nothing of");
+static_assert(SKIP_MASKED_TILES, "key blocks add only to query tiles that see one of their keys");

@@ -5,8 +5,8 @@
 #include "backward/common/score_gradients.cuh"
 #include "shared/named_barriers.cuh"
 
-// Alg. 2, l. 18, by all lanes of a warp, after all warps have read K and V. `own` and `ended`: the work item and its sequence, of
-// which `own_keys` keys exist from `own_key` on, and `stored_keys` rows are written.
+// Alg. 2, l. 18, by all lanes of a warp, after all warps have read K and V. `own` is the work item, `ended` its sequence. From
+// key `own_key` on, `own_keys` keys exist and `stored_keys` rows are written.
 template <typename Sequence>
 DEVICE void store_gradients(const KernelParams& p, const KeyItem& own, const Sequence& ended, int own_key, int own_keys,
                             int stored_keys, u32 K_smem, u32 V_smem, u32 warp_keys, int key_group, int part, int first_tile,

@@ -1,4 +1,4 @@
-// Copies of a query tile in parts, spread between the products of the tile before.
+// Copies of a query tile in parts, spread between the products of the previous tile.
 #pragma once
 #include "mma/copy.cuh"
 

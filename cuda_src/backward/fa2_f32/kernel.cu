@@ -13,12 +13,12 @@
 //   l. 18     dK, dV                               epilogue; dQ: fa2_backward_f32_convert
 //
 // Departures, and why:
-// - One tile in shared memory holds in turn what three products read of a warp's own keys: P, dS for dK, dS for dQ. Each is split
-//   for its product: units differ along the rows that are summed over (of dO, of Q and of K), and the factor includes the ratio
-//   of each unit to the largest one.
-// - dS has the unit of its largest element in the block; the warps exchange it while dV is computed.
-// - Tensor cores truncate sums. They sum, from zero, 32 columns of S and dP, the queries of one tile for dK and dV, and the keys
-//   of one block for dQ; the remaining sums are ordinary additions.
+// - P, dS for dK and dS for dQ of a warp's own keys lie in one buffer, one after another. Each is scaled and split for its
+//   product: the other operand (dO, Q or K) has units that differ along the sum, so a factor includes the ratio of each unit to
+//   the largest one.
+// - dS has one unit in a block, that of its largest element; warps exchange their largest elements while dV is computed.
+// - Tensor cores truncate sums, so they sum little, from zero: 32 columns of S and dP, the queries of one tile for dK and dV, the
+//   keys of one block for dQ. Ordinary additions do the rest.
 // Registers are scarce: lane and thread numbers are read again where they are used. Measurements: NOTES.md.
 #include "backward/fa2_f32/config.cuh"
 #include "backward/fa2_f32/shape.cuh"
@@ -51,7 +51,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
   // Alg. 2, l. 5
   TileRange tiles;
   QueryTile tile;
-  // Parked in gaps of V, because each tile, or the end, reads them once: the work item, and the clear tiles.
+  // The work item and the clear tiles are parked in gaps of V, because each tile, or the end, reads them once.
   const u32 saved_smem = gap_address<V_PITCH>(V_smem, 1);
   {
     const KeyItem item = key_item<Bc>(p, blockIdx.x, 12 * HEAD_DIM + 4 * V_DIM);
@@ -128,7 +128,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
     split_tile(OfValues{}, Size<Br>{}, Share().first_dO_group(), dO_smem);
     split_tile(OfKeys{}, Size<Br>{}, Share().first_Q_group(), Q_smem);
   };
-  // Warps that share keys wait for one another: their parts of a tile by keys are written, or read.
+  // Warps that share keys wait for one another, until all have written, or read, their parts of P or dS.
   auto sync_keys = [&] {
     if constexpr (PARTS > 1) {
       bar_sync(KEY_PARTS_BARRIER + Share().key_group(), PARTS * 32);
@@ -329,7 +329,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
   int remaining = p.heads / p.kv_heads * (tiles.end - tiles.first);
   if constexpr (IRREGULAR) {
     tile = find_next();
-    remaining = walked_next.exists();  // is there one?
+    remaining = walked_next.exists();  // 1 or 0
   }
   if (remaining > 0) {
     // Alg. 2, l. 6

@@ -13,7 +13,7 @@ constexpr int KEY_TILES = WARP_KEYS / 16;                   // 16-row mma tiles 
 constexpr int PARTS = NUM_WARPS / (Bc / WARP_KEYS);         // warps that share keys
 constexpr int PART_QUERIES = Br / PARTS;                    // columns of S^T of one warp
 constexpr int S_TILES = PART_QUERIES / 8;                   // in 8-column mma tiles, and groups of eight queries
-constexpr int SUM_STEPS = 2;                                // k16 steps that the tensor cores sum
+constexpr int SUM_STEPS = 2;                                // k16 steps of S or dP that the tensor cores sum
 constexpr int O_GROUP = BLOCKS_PER_SM > 2 ? 2 : 3;           // 8-column tiles computed at a time: more take more registers
 constexpr int Q_TILES = Br / 16;                            // 16-row mma tiles of dQ: every warp takes all rows
 constexpr int DQ_TILES = (D_TILES + NUM_WARPS - 1) / NUM_WARPS;  // 8-column mma tiles of dQ of one warp
@@ -25,7 +25,7 @@ template <int COLUMNS_>
 struct Rows {
   static constexpr int COLUMNS = COLUMNS_, BYTES = COLUMNS * 4, PITCH = tile_pitch(BYTES, 64);
   static constexpr int STEPS = (COLUMNS + 15) / 16;            // k16 steps of S or dP; the last may be half padding
-  static constexpr int ALL_TILES = COLUMNS / 8, TILES = (ALL_TILES + PARTS - 1) / PARTS;  // 8-column mma tiles; of one warp
+  static constexpr int ALL_TILES = COLUMNS / 8, TILES = (ALL_TILES + PARTS - 1) / PARTS;  // 8-column mma tiles; of a warp
   using Copy = RowCopy<BYTES, PITCH, ALIGNMENT>;
 };
 using OfKeys = Rows<HEAD_DIM>;
@@ -40,7 +40,7 @@ struct SharedMemory {
   static constexpr int LARGEST = S + Bc * S_PITCH;         // the largest dS of each warp
   static constexpr int BYTES = LARGEST + NUM_WARPS * 4;
 };
-static_assert(SharedMemory::BYTES == SMEM_BYTES, "cufa/kernels/backward/fa2.py must ask for the buffers' bytes");
+static_assert(SharedMemory::BYTES == SMEM_BYTES, "cufa/kernels/backward/fa2_f32.py must ask for the buffers' bytes");
 static_assert(LENGTHS_KIND == DENSE && !ALIBI && !SINK, "fa2_backward_f32 takes dense arrays, without ALiBi and sinks");
 static_assert(Bc % WARP_KEYS == 0 && WARP_KEYS % 16 == 0 && NUM_WARPS % (Bc / WARP_KEYS) == 0,
               "a warp has whole 16-key tiles, and warps share keys evenly");
@@ -49,14 +49,14 @@ static_assert(Br % (8 * PARTS) == 0 && Br % 16 == 0,
 static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "HEAD_DIM is a multiple of 8, at most 256");
 static_assert(V_DIM % 8 == 0 && V_DIM <= 256, "V_DIM is a multiple of 8, at most 256");
 static_assert(NUM_STAGES == 1, "one stage: the next tile is copied over the current one");
-static_assert(SKIP_MASKED_TILES, "a block must not add to tiles that it sees nothing of");
+static_assert(SKIP_MASKED_TILES, "key blocks add only to query tiles that see one of their keys");
 
 // P of one row. In units of log2 the log-sum-exp needs more digits than a float has: the rounding error becomes a factor of P.
 struct Exponent {
   float lse, factor;
 
   DEVICE Exponent(float natural) {
-    constexpr float LOG2_E_REST = 1.92596299e-8f;  // of LOG2_E, in float32
+    constexpr float LOG2_E_REST = 1.92596299e-8f;  // log2(e) - LOG2_E
     lse = natural * LOG2_E;
     factor = fmaf(-LN_2, fmaf(natural, LOG2_E_REST, fmaf(natural, LOG2_E, -lse)), 1.0f);
   }
@@ -82,8 +82,8 @@ struct Share {
     return Of::ALL_TILES % PARTS != 0 && tile < warp % PARTS * Of::TILES;
   }
   DEVICE bool others_dq(int tile) const { return D_TILES % NUM_WARPS != 0 && tile < warp * DQ_TILES; }
-  // A warp copies and splits the same rows, eight of every 8 * NUM_WARPS: its first group of eight. If warps suffice, different
-  // warps take dO and Q.
+  // The first group of eight rows that a warp copies and splits; of the following groups it takes every NUM_WARPS-th. If there
+  // are enough warps, different warps take dO and Q.
   DEVICE int first_dO_group() const { return warp; }
   DEVICE int first_Q_group() const { return Br / 8 < NUM_WARPS ? (warp + NUM_WARPS - Br / 8) % NUM_WARPS : warp; }
 };

@@ -5,7 +5,7 @@
 // While key blocks add to head batch g, head batch g + head_batches_before is prepared. Then, once all key blocks of g - 1 have
 // been added, g - 1 is converted. There is no cycle of waits: key blocks of g wait for the strips of g; the warps that prepare
 // these strips have converted up to g - head_batches_before - 2, and so waited for the key blocks of g - 3 and earlier ones. A
-// thread block publishes its additions to an earlier head batch before it waits for a tile of one that is two further.
+// thread block publishes its additions to a head batch before it waits for a tile two or more head batches later.
 //
 // In the words of PTX's memory model: the zeros and row statistics of a strip happen before its release of PREPARED, with which
 // the loaders' acquire synchronises; mbarriers lead from the loaders to the consumers that add. Additions by the copy engine have
@@ -19,7 +19,7 @@ constexpr int STRIP_BYTES = STRIP * HEAD_DIM * 4;  // of dQ in float32; or of O 
 constexpr int RUN_STRIPS = 4;                      // a run: adjacent strips that a warp takes at a time
 static_assert(!IS_PERSISTENT || TILE_STRIPS % RUN_STRIPS == 0, "a run of strips lies in one head");
 
-// By every thread of the prepare pass: the counters, with the first head batches prepared.
+// By every thread of the prepare pass: initialises the counters; the first head batches count as prepared.
 DEVICE void prepare_counters(const KernelParams& p) {
   if constexpr (!IS_PERSISTENT) return;
   const BackwardWorkspace workspace(p);
@@ -96,14 +96,14 @@ struct Background {
     }
   }
 
-  // The number of a run, in lane 0.
+  // Takes the next run: its number, in lane 0.
   template <bool CONVERTS>
   DEVICE u32 take(u32 head_batch) const {
     u32 taken = 0;
     if (lane_id() == 0) taken = atomic_add(counter(p, CONVERTS ? TO_CONVERT : TO_PREPARE, head_batch), 1);
     return taken;
   }
-  // Whether a head batch has that run, and the run's first strip.
+  // Whether a head batch has run `taken`, and that run's first strip.
   DEVICE bool has_run(u32 head_batch, u32 taken, u32& strip) const {
     const HeadBatches batches{p};
     strip = batches.first(head_batch) * batches.strips_of_kv_head() + shfl(taken, 0) * RUN_STRIPS;
@@ -123,7 +123,7 @@ struct Background {
     warp_sync();
   }
 
-  // Starts the loads of a strip: dQ, or O and dO; the rows' LSE comes in a register.
+  // Starts the loads of a strip: dQ, or O and dO. Returns the LSE of the lane's row.
   template <bool CONVERTS>
   DEVICE float load(u32 strip, u32 target) const {
     float lse = 0.0f;
@@ -165,7 +165,7 @@ struct Background {
     prepare_strip<ROW_UNITS == ROW_LANES ? 2 : 1>(p, BackwardWorkspace(p), StripItem(strip, strips_of_query_head()),
                                                   Slot{p, place, lse}, int(opaque(lane_id())));
   }
-  // With few registers: each lane converts its four elements of an accumulator, two neighbours of two rows.
+  // Takes few registers: each lane converts its four elements of an accumulator, two neighbours in each of two rows.
   DEVICE void convert(u32 strip, u32 place) const {
     const u32 head = strip / strips_of_query_head(), lane = opaque(lane_id());
     const u32 row = strip % strips_of_query_head() * STRIP + lane / 4;

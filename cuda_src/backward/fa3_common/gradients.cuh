@@ -50,9 +50,9 @@ struct ScoresOfTile {
   DEVICE auto row(int t, int e) const { return function.row(first + 8 * t + e, float(first) + float(8 * t + e)); }
 };
 
-// P = exp(S - L), packed, of 8-column tiles FROM ... TO - 1; DROPOUT: its kept weights. S becomes P times the derivative of P's
-// exponent, its slope: a factor of dS. changed(s, r, t, e) is a score before ALiBi, which is subtracted here: the slope needs the
-// score without it. `distance`: of the lane's first row from its first key.
+// P = exp(S - L), packed, of 8-column tiles FROM ... TO - 1; DROPOUT: only kept weights. S becomes P times the derivative of P's
+// exponent, its slope: a factor of dS. changed(s, r, t, e) is a score before ALiBi; ALiBi is subtracted here, because the slope
+// needs the score without it. `distance`: from the lane's first key to its first row.
 template <int FROM, int TO, typename Change>
 DEVICE void exponentials_of(const KernelParams& p, float (&S_rmem)[Br / 2], u32 (&P_rmem)[Br / 4], u32 lse, const Kept& kept,
                             const Alibi& alibi, float distance, int lane, const Change& changed) {
@@ -78,13 +78,13 @@ DEVICE void exponentials_of(const KernelParams& p, float (&S_rmem)[Br / 2], u32 
   }
 }
 
-// Without a score function. A soft cap has been applied.
+// A score in builds without a score function, after the soft cap.
 struct CappedScore {
   float s;
   DEVICE float times_slope(float P) const { return SOFTCAP ? P * cap_slope(s) : P; }
 };
 
-// The same for a tile; hidden scores are -inf already. `key` is the lane's first in the block.
+// exponentials_of() for a tile whose hidden scores are already -inf. `key` is the lane's first in the block.
 template <int FROM = 0, int TO = Br / 8>
 DEVICE void exponentials(const KeyBlock& block, QueryTile tile, int key, float (&S_rmem)[Br / 2], u32 (&P_rmem)[Br / 4], u32 lse,
                          const Kept& kept, int lane) {
@@ -127,8 +127,8 @@ DEVICE void exponentials(const KeyBlock& block, QueryTile tile, int key, float (
 // Element e of a packed pair.
 DEVICE float unpack_16bit(u32 pair, int e) { return Element::widen(u16(e == 0 ? pair : pair >> 16)); }
 
-// -D of the lane's columns: the accumulators to which wgmma adds dP. Loaded twice: a copy between registers cannot be ordered
-// before the product, and ptxas would serialise it (C7511).
+// Sets the accumulators to which wgmma adds dP to -D of the lane's columns. Loads twice: a copy between registers cannot be
+// ordered before the product, and ptxas would serialise it (C7511).
 DEVICE void begin_with_neg_delta(float (&dP_rmem)[Br / 2], u32 neg_delta, int lane) {
 #pragma unroll
   for (int i = 0; i < Br / 4; ++i) {
@@ -137,7 +137,7 @@ DEVICE void begin_with_neg_delta(float (&dP_rmem)[Br / 2], u32 neg_delta, int la
     dP_rmem[2 * i + 1] = u32_as_float(stats.y);
   }
 }
-// dP - D, of a product that began with zeros: shared memory holds -D. DROPOUT: dP is that of kept weights.
+// dP - D, if dP began with zeros: adds -D from shared memory. DROPOUT: only dP of kept weights counts.
 DEVICE void add_neg_delta(const KernelParams& p, float (&dP_rmem)[Br / 2], u32 neg_delta, const Kept& kept, int lane) {
   const auto dP = fragment_view(dP_rmem);
 #pragma unroll
@@ -166,7 +166,7 @@ DEVICE void gradients(u32 (&dS_rmem)[Br / 4], const float (&dP_less_D)[Br / 2], 
   }
 }
 
-// dS^T of 64 keys to shared memory, transposed: a row per query. By all warps of a warpgroup; `warp` is the number in it. An
+// dS^T of 64 keys to shared memory, transposed: a row per query. By all warps of a warpgroup; `warp` is the index in it. An
 // async_proxy_fence() must come before wgmma reads dS: by each lane that stores, or later by the warps that issue the product.
 DEVICE void store_ds(u32 tile, const u32 (&dS_rmem)[Br / 4], int warp, int lane) {
   const u32 row = lane / 16 * 8 + lane % 8, unit = (warp * 2 + lane / 8 % 2) ^ (lane % 8);
@@ -192,7 +192,7 @@ DEVICE void issue_partly_held(float (&d)[N / 2], const u32 (&held)[HELD > 0 ? 4 
   }
 }
 
-// dQ = dS K, or dQ += dS K, of KEYS keys: 64 rows of dS from `dS` on, 8 TILES columns of K from `K` on, within one atom or from
+// dQ = dS K, or dQ += dS K, of KEYS keys: 64 rows of dS from `dS` on, 8 * TILES columns of K from `K` on, within one atom or from
 // an atom's first column.
 template <int KEYS, bool ACCUMULATES, int TILES>
 DEVICE void issue_dq(float (&dQ_rmem)[4 * TILES], u32 dS, u32 K) {
@@ -208,7 +208,7 @@ DEVICE void issue_dq(float (&dQ_rmem)[4 * TILES], u32 dS, u32 K) {
   }
 }
 
-// 64 rows of dK or dV, 16 per warp; `first_key` is the warp's first in the block.
+// Stores 64 rows of dK or dV, 16 per warp; `first_key` is the warp's first in the block.
 template <int REGISTERS>
 DEVICE void store_keys(const KeyBlock& block, void* tensor, const Strides& stride, const float (&d)[REGISTERS], float factor,
                        int first_key, int lane) {

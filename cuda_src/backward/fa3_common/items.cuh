@@ -1,5 +1,5 @@
 // The work items of a thread block of Hopper's backward kernels, and the walk over their query tiles. A persistent block takes
-// one item after another, whose descriptors the prepare pass has made: their divisions would take a single thread long. Any other
+// one item after another; the prepare pass has made their descriptors, whose divisions would take a single thread long. Any other
 // block is launched for one item.
 #pragma once
 #include "backward/fa3_common/block.cuh"
@@ -9,7 +9,7 @@
 #include "primitives/semaphore.cuh"
 #include "wgmma/pipeline.cuh"
 
-// The mbarriers of items, and of K and V. A ring of K or V moves on with each item that has tiles. K has two buffers where items
+// The mbarriers of items, and of K and V. A ring of K or V advances with each item that has tiles. K has two buffers where items
 // overlap: S of the next item's first tile is computed before dQ of the current item's last one.
 struct ItemRings {
   u32 descriptors, tails;
@@ -39,7 +39,7 @@ struct ItemRings {
     items.wait_full(i);
     return int(ld_shared_u32(descriptor(i))) != NO_MORE_ITEMS;
   }
-  // By every warp that reads the descriptor, after its last access; and by single threads that read it. A fence orders the
+  // By every warp that reads the descriptor, after its last access; by single threads: release_alone(). A fence orders the
   // accesses of the thread that executes it: each lane fences, then warp_sync() orders all lanes before lane 0's arrival.
   DEVICE void release(u32 i, int lane) const {
     if constexpr (!IS_PERSISTENT) return;
@@ -81,7 +81,7 @@ DEVICE void prepare_items(const KernelParams& p) {
   }
 }
 
-// By one thread, or IRREGULAR by a warp, before a barrier of the block: the one item that a block is launched for.
+// Takes the one item that a block is launched for. By one thread (IRREGULAR: by a warp), before a barrier of the block.
 DEVICE void take_item(const KernelParams& p, u32 start) {
   if constexpr (IS_PERSISTENT) return;
   NewItem found(p, blockIdx.x / CLUSTER);
@@ -119,9 +119,9 @@ struct TileVisit {
   u32 kv;            // counts items with tiles: the position in the rings of K and V
   bool first, last;  // of its item
 };
-// Calls `visit` for all tiles of all items of the thread block, in order. The thread that TAKES items asks for the next one
-// before it visits the current one. It waits there until consumers no longer need the item before the previous one: they keep an
-// item's descriptor until they have added its last dQ.
+// Calls `visit` for all tiles of all items of the thread block, in order. The thread that TAKES items asks for item i + 1 before
+// it visits item i, and waits there until consumers have released item i - 2: they keep an item's descriptor until they have
+// added its last dQ.
 template <bool TAKES = false, typename Visit>
 DEVICE void visit_items(const KernelParams& p, u32 start, const Visit& visit) {
   u32 n = 0, kv = 0;

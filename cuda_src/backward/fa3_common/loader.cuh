@@ -96,7 +96,7 @@ struct Loader {
               });
   }
 
-  // A tile of ROWS rows, of which `existing` belong to the sequence, by copy(barrier).
+  // Brings a tile of ROWS rows by copy(barrier). `existing` rows belong to the sequence; the others are zeroed.
   template <int ROWS, int CLEARED = COLUMNS, typename Copy>
   DEVICE void bring(const ItemRings& rings, u32 tile, u32 full, [[maybe_unused]] int existing, const Copy& copy) const {
     if constexpr (!RAGGED) {

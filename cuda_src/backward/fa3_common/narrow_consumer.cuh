@@ -2,8 +2,8 @@
 // queries, and the steps between products. Each kernel has its own order of steps (backward/fa3_narrow64,
 // backward/fa3_narrow128).
 //
-// A kernel defines before: DQ_FIRST, whether dQ of the previous tile is the first product of a tile; IN_HALVES, whether the first
-// half of the exponentials comes before dP; V_HELD and K_HELD, the k-steps of V and K that are kept in registers.
+// A kernel defines first: DQ_FIRST, whether dQ of the previous tile is the first product of a tile; IN_HALVES, whether the first
+// half of the exponentials comes before dP; V_HELD and K_HELD, the k-steps of V and K kept in registers.
 #pragma once
 #include "backward/fa3_common/gradients.cuh"
 #include "backward/fa3_common/narrow_memory.cuh"
@@ -20,7 +20,7 @@ struct NarrowConsumer : TracedConsumer {
   // Every member has a value at entry: with undefined values ptxas runs out of registers and serialises wgmma (C7512).
   float dK_rmem[HEAD_DIM / 2]{}, dV_rmem[V_DIM / 2]{};
   float S_rmem[Br / 2]{}, dP_rmem[Br / 2]{};
-  float dQ_rmem[DQ_TILES * 4]{}, dQ_last_rmem[DQ_IS_UNEVEN ? LAST_DQ_TILES * 4 : 1]{};  // one of them: see dQ_of()
+  float dQ_rmem[DQ_TILES * 4]{}, dQ_last_rmem[DQ_IS_UNEVEN ? LAST_DQ_TILES * 4 : 1]{};  // one is used: dQ_of()
   u32 K_rmem[K_HELD > 0 ? 4 * K_HELD : 1]{}, V_rmem[V_HELD > 0 ? 4 * V_HELD : 1]{};
   u32 P_rmem[Br / 4]{}, dS_rmem[Br / 4]{};
   u32 P_slope_rmem[DS_HAS_WEIGHTS ? Br / 4 : 1]{};  // P times the slope of soft cap and score function, a factor of dS
@@ -30,13 +30,13 @@ struct NarrowConsumer : TracedConsumer {
   u32 pending_tile = 0;  // index in the workspace of the previous tile, whose dQ is pending
   u32 n = 0;           // counts tiles over all items: the position in the rings of Q and dO; in the ring of dS, n + zero_tiles
   u32 end = 0;         // of the item's tiles
-  u32 zero_tiles = 0;  // tiles of zeros in the ring of dS: one where no item was before
+  u32 zero_tiles = 0;  // tiles of zeros in the ring of dS: see store_zero_ds()
   u32 item_n = 0;      // counts items: the position in the ring of descriptors
   u32 kv = 0;          // counts items with tiles: the position in the rings of K and V
   u32 pending_kv = 0;  // kv of the item whose K the pending dQ needs
   u32 unpublished_batch_plus_1 = 0;  // IS_PERSISTENT: head batch whose dQ additions are done but not yet counted; 0: none
   u64 start_ns = 0;    // TRACE
-  Kept kept{};         // DROPOUT: of the tile. Last: before other members it costs builds without dropout other code
+  Kept kept{};         // DROPOUT: of the tile. Last member: placed earlier, it changes builds without dropout
 
   DEVICE NarrowConsumer(const KernelParams& p, const NarrowMemory& smem, int consumer, int thread)
       : TracedConsumer(p, thread), smem(smem), consumer(consumer) {}
@@ -44,7 +44,7 @@ struct NarrowConsumer : TracedConsumer {
   DEVICE KeyBlock at(u32 item_n) const { return {p, smem.rings.descriptor(item_n)}; }
   DEVICE u32 pending_dS() const { return n - 1 + zero_tiles; }  // its position in the ring
 
-  // Calls visit_tiles() for each item of the thread block that has tiles and that no call before has visited.
+  // Calls visit_tiles() for each item of the thread block that has tiles and that no earlier call has visited.
   template <typename VisitTiles>
   DEVICE void for_each_item(const VisitTiles& visit_tiles) {
     clear(dK_rmem);
@@ -103,7 +103,7 @@ struct NarrowConsumer : TracedConsumer {
     begin_products();
     issue_scores(n + 1, kv + (NEXT == NEXT_ITEM), TRACE_INSIDE && NEXT == NEXT_TILE ? stamp_of(block.next(tile)) : NO_TILE);
   }
-  // While dK is in flight: the next tile becomes the tile, and its P is made.
+  // While dK is in flight: the next tile becomes the current tile, and its P is made.
   template <Following NEXT>
   DEVICE void finish_tile() {
     pending_tile = block.workspace_tile(tile);
@@ -170,7 +170,7 @@ struct NarrowConsumer : TracedConsumer {
     add_dq<LAST>();
   }
 
-  // This warpgroup's K or V, once it has arrived: the k-steps that are kept in registers.
+  // Once K or V has arrived: loads the k-steps of this warpgroup's part that stay in registers.
   template <int COUNT>
   DEVICE void hold(u32 (&held)[COUNT], u32 tile) {
     if constexpr (COUNT > 1) {
@@ -216,7 +216,7 @@ struct NarrowConsumer : TracedConsumer {
     wgmma_registers(P_rmem);
   }
 
-  // dQ of the previous tile. LAST: of the consumer that has the last columns (DQ_IS_UNEVEN).
+  // dQ of the previous tile. LAST: in the consumer that has the last columns (DQ_IS_UNEVEN).
   template <bool LAST>
   DEVICE auto& dQ_of() {
     if constexpr (LAST) {
@@ -287,7 +287,7 @@ struct NarrowConsumer : TracedConsumer {
       if constexpr (ITEMS_OVERLAP) end_previous_item();
     }
   }
-  // Counts the additions of an item: a tile after the last one, which has had the time to complete.
+  // Publishes the additions of an item one tile after the last of them, which has had time to complete.
   DEVICE void publish() {
     if constexpr (!BULK_ADD) warp_sync();  // all lanes have added
     if (lane == 0 && unpublished_batch_plus_1 > 0) publish_added(p, unpublished_batch_plus_1 - 1);
@@ -333,7 +333,7 @@ struct NarrowConsumer : TracedConsumer {
     gradients(dS_rmem, dP_rmem, [&](int t, int r) { return (DS_HAS_WEIGHTS ? P_slope_rmem : P_rmem)[2 * t + r]; });
     store_ds(n + zero_tiles);
   }
-  // SCORE: dP_rmem holds dP - D. Without a slope of the function, P_slope_rmem has the slope of a soft cap.
+  // SCORE: dP_rmem holds dP - D. If the function has no slope, P_slope_rmem holds P times the slope of a soft cap.
   template <typename Sums>
   DEVICE void add_array_gradients(Sums& sums) {
     constexpr bool SERVES = !Function::WEIGHTS_READ_SCORES && !((SOFTCAP || DROPOUT) && Function::HAS_SLOPE);
@@ -346,7 +346,7 @@ struct NarrowConsumer : TracedConsumer {
           return unpack_16bit((SOFTCAP || DROPOUT ? P_slope_rmem : P_rmem)[2 * t + r], e) * difference.at(r, t, e);
         });
   }
-  // The warps that issue dQ fence dS where dQ comes late in a tile: a fence here would wait for this warp's stores.
+  // If dQ comes late in a tile, the warps that issue dQ fence dS: a fence here would wait for this warp's stores.
   DEVICE void store_ds(u32 position) {
     wait_empty(smem.dS_ring, position);
     ::store_ds(smem.dS_of(position, consumer), dS_rmem, warp, lane);
@@ -354,7 +354,7 @@ struct NarrowConsumer : TracedConsumer {
     warp_sync();  // all lanes have stored
     if (lane == 0) mbarrier_arrive(smem.dS_ring.full_barrier(position));
   }
-  // Where no item was before: zeros take the place of the previous tile's dS, so that every tile has a previous one.
+  // If items do not overlap here: zeros take the place of the previous tile's dS, so that every tile has a previous one.
   DEVICE void store_zero_ds() {
 #pragma unroll
     for (int i = 0; i < Br / 4; ++i) dS_rmem[i] = 0;
@@ -362,7 +362,7 @@ struct NarrowConsumer : TracedConsumer {
     store_ds(pending_dS());
   }
 
-  // dK and dV of a key block, which begin again at zero.
+  // Store dK or dV of a key block, and clear it for the next key block.
   DEVICE void store_dk(const KeyBlock& block) {
     log.enter(STORE);
     store_keys(block, p.dk, p.dk_stride, dK_rmem, p.scale, consumer * WARPGROUP_KEYS + warp * 16, lane);

@@ -1,5 +1,5 @@
 // The launches of the backward kernels of head dims to 128: prepare pass, key blocks, convert pass. A kernel defines before:
-// struct Consumer, a NarrowConsumer with run<LAST>(): all of its work. LAST: it has the last columns of dQ (DQ_IS_UNEVEN).
+// struct Consumer, a NarrowConsumer whose run<LAST>() does all its work. LAST: it has the last columns of dQ (DQ_IS_UNEVEN).
 #pragma once
 #include "backward/fa3_common/background.cuh"
 #include "backward/fa3_common/loader.cuh"

@@ -51,8 +51,8 @@ struct NarrowMemory : TileMemory {
     }
   }
 
-  // A buffer is full when the thread that starts the copy has arrived and its bytes have; dS when all warps have stored their
-  // parts. A buffer is empty when every warp that reads it has arrived.
+  // A buffer is full when the thread that starts the copy has arrived and its bytes have landed; a buffer of dS, when all warps
+  // have stored their parts. A buffer is empty when every warp that reads it has arrived.
   DEVICE void init_barriers(u32 start) const {
     rings.init();
     Q_ring.init(1, 4 * CONSUMERS);

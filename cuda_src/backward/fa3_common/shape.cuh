@@ -28,7 +28,7 @@ constexpr int DQ_TILES = DQ_BY_ROWS                 ? D_TILES
                                                     : ATOM_COLUMNS / 8;
 constexpr int DQ_WARP_BYTES = DQ_TILES * ACCUMULATOR * 4;  // of one warp's 16 rows
 
-// Registers of each thread. ptxas spills no build of the covering set with these.
+// Registers of each thread. With these, ptxas spills in no build of the covering set.
 struct RegisterBudget {
   int producer, consumer;
 };
@@ -37,10 +37,10 @@ constexpr RegisterBudget REGISTERS = IS_PERSISTENT ? RegisterBudget{40, 232}  //
 
 constexpr int ITEM_STAGES = 3;  // item descriptors: of the previous item, of the current one, and of the next
 constexpr int DESCRIPTOR_BYTES = 16 * ITEM_VECTORS;
-// Query tiles that the list of a key block has room for (irregular masks); listed_tiles() of fa3_config.py refuses longer ones.
+// Capacity of the list of a key block's query tiles (irregular masks); listed_tiles() of fa3_config.py refuses longer ones.
 constexpr int LISTED_TILES = IS_PERSISTENT ? 0 : !PAIRED ? 4096 : DS_STAGES > 1 ? 2048 : 384;
-constexpr int OTHER_COLUMNS = 2 * ATOM_COLUMNS;  // PAIRED: of the other block's K, an atom for each consumer
-constexpr int BACKGROUND_WARPS = 2, BACKGROUND_SLOTS = 2;  // of a persistent block (background.cuh)
+constexpr int OTHER_COLUMNS = 2 * ATOM_COLUMNS;  // PAIRED: columns of the other block's K, an atom for each consumer
+constexpr int BACKGROUND_WARPS = 2, BACKGROUND_SLOTS = 2;  // of a persistent block; strips of each warp (background.cuh)
 
 constexpr int aligned(int offset, int to) { return (offset + to - 1) / to * to; }
 
@@ -78,6 +78,6 @@ static_assert(registers_suffice(REGISTERS.producer, CONSUMERS, REGISTERS.consume
               "setmaxnreg of a consumer would wait forever");
 static_assert(BLOCK_KEYS % WARPGROUP_KEYS == 0 && Br % 16 == 0, "wgmma computes 64 keys of 16 queries or more");
 static_assert(NUM_STAGES > 1 && DO_STAGES > 1, "Q and dO of two tiles are in use at the same time");
-static_assert(SKIP_MASKED_TILES, "the addition order counts only the key blocks that see something of a query tile");
+static_assert(SKIP_MASKED_TILES, "tickets count only the key blocks that see some score of a query tile");
 static_assert(!PAIRED || !IS_PERSISTENT, "a pair of thread blocks takes one item");
 static_assert(!IRREGULAR || (!RAGGED && !ALIBI && !SINK), "lengths, ALiBi and sinks need a band mask");

@@ -10,19 +10,19 @@
 
 constexpr int ADDERS = 2;  // threads: to await a ticket, add and pass the ticket on takes longer than a tile of head dim 128
 
-// BULK_ADD: consumers fill it, an adder empties it. Else a TicketKeeper fills it, consumers empty it when they have added.
+// BULK_ADD: consumers fill it, a DqAdder empties it. Else a TicketKeeper fills it; consumers empty it after they have added.
 using DqHandover = Ring<1>;
 DEVICE DqHandover dq_handover(u32 start) { return {start + SharedMemory::DQ_FULL, start + SharedMemory::DQ_EMPTY}; }
 DEVICE void init_dq_handover(u32 start) {
   dq_handover(start).init(BULK_ADD ? 4 * CONSUMERS : 1, BULK_ADD ? 1 : 4 * CONSUMERS);
 }
 
-// 16 rows of a tile, `strip` of its strips, from accumulator `first` on.
+// The address of a tile's row strip `strip`, from accumulator `first` on.
 DEVICE float* dq_address(const KernelParams& p, u32 tile, int strip, int first) {
   return BackwardWorkspace::tile(p, tile) + (strip * D_TILES + first) * ACCUMULATOR;
 }
 
-// From registers: the first `existing` of TILES accumulators.
+// Adds the first `existing` of TILES accumulators, from registers.
 template <int TILES>
 DEVICE void add_dq(float* target, const float (&d)[4 * TILES], int existing, int lane) {
 #pragma unroll
@@ -31,7 +31,7 @@ DEVICE void add_dq(float* target, const float (&d)[4 * TILES], int existing, int
   }
 }
 
-// By a warp, into a buffer that the copy engine has read.
+// Stages a warp's dQ in a buffer that the copy engine has read.
 template <int TILES>
 DEVICE void stage_dq(u32 staged, const float (&d)[4 * TILES], int lane) {
 #pragma unroll

@@ -1,11 +1,11 @@
-// Where a warp of consumers is, and its waits and products with their stamps for an inside trace (shared/phases.cuh).
+// The position of a consumer warp, and its waits and products with their stamps for an inside trace (shared/phases.cuh).
 #pragma once
 #include "backward/fa3_common/items.cuh"
 #include "shared/phases.cuh"
 
 struct TracedConsumer {
   const KernelParams& p;
-  const int warp, lane;  // of the warpgroup, of the warp
+  const int warp, lane;  // in the warpgroup, in the warp
   KeyBlock block{p, 0};
   QueryTile tile{};
   PhaseLog log = PhaseLog(p.trace, warp == 0 && lane == 0);

@@ -5,7 +5,7 @@
 #include "shared/element.cuh"
 
 constexpr int HEAD_DIM = 64;         // columns of q and k: a multiple of 8, at most 64
-constexpr int V_DIM = 64;            // columns of v and o: the same
+constexpr int V_DIM = 64;            // columns of v and o: the same bounds
 constexpr bool BFLOAT16 = false;     // the elements are bfloat16, else float16
 using Element = SixteenBit<BFLOAT16>;
 constexpr int ALIGNMENT = 16;        // bytes of which each row's address is a multiple: TMA needs 16

@@ -16,19 +16,19 @@
 // Departures from FlashAttention-3's kernel, and why (figures: NOTES.md):
 // - dQ needs the dS of both warpgroups. It is computed one tile later, so that neither waits for the other: one warpgroup's
 //   exponentials overlap with the other's products, without ping-pong barriers.
-// - P is kept only as the operand of dV, rounded to 16 bits, and dS is computed from that. The registers that this leaves let dV
-//   overlap with dS, and dK with the exponentials of the next tile.
+// - P is kept only as the operand of dV, rounded to 16 bits, and dS is computed from this operand. The registers that this saves
+//   let dV overlap with dS, and dK with the exponentials of the next tile.
 // - Persistent blocks take one key block after another. Two warps of their producer prepare and convert most of dQ concurrently
 //   (backward/fa3_common/background.cuh).
 // - Items overlap: while S of the next item's first tile is in flight, dV of the current item is stored; dK is stored after P of
 //   that tile is begun. The current item's last dQ is computed concurrently with the next item's first products. The second
 //   buffer of K takes the shared memory that staging dQ would need (BULK_ADD = false).
-// - dP comes first in a tile. In persistent blocks it is issued between the two halves of a tile's exponentials and
-//   overlaps with the second: half of S has become P then, and no other product is in flight.
+// - dP comes first in a tile. In persistent blocks it is issued between the two halves of a tile's exponentials and overlaps with
+//   the second half: by then half of S has become P, and no other product is in flight.
 // - The warps that issue dQ, a tile later, fence dS between the proxies. They have waited for the full mbarrier of dS, so the
 //   stores happen before their fence. A fence by the storing warps would wait for the stores.
-// - dQ leaves as accumulators lie, 16 rows of a warp at a time, by the copy engine or by red; the convert pass puts dQ in order
-//   (backward/common/passes.cuh, shared with fa2_backward).
+// - dQ leaves in the layout of accumulators, 16 rows of a warp at a time, by the copy engine or by red; the convert pass puts dQ
+//   in order (backward/common/passes.cuh, shared with fa2_backward).
 // - A thread block keeps dK and dV of a query group over all of its query heads.
 // - The item descriptor is read from shared memory while products run. In registers it would make head dim 128 spill
 //   (backward/fa3_narrow128, with the same code).

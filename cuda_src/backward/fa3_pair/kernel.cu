@@ -1,7 +1,7 @@
 // FlashAttention-3 backward on Hopper for head dims beyond 128 (Shah et al. 2024, section 3 and appendix B; Algorithm 2 of
-// FlashAttention-2: see backward/fa3_narrow64/kernel.cu). dK and dV of 128 keys do not fit the registers of a block there. A key
-// block is 128 keys of two thread blocks, a cluster, with 64 keys each; and the two consumer warpgroups of a block share not keys
-// but gradients:
+// FlashAttention-2: see backward/fa3_narrow64/kernel.cu). dK and dV of 128 keys do not fit the registers of one block there. So
+// two thread blocks, a cluster, take a key block of 128 keys, 64 each; and the two consumer warpgroups of a block divide
+// gradients, not keys:
 //
 //   value warpgroup  S^T = K Q^T, P^T = exp(S^T - L), dV += P^T dO          and a quarter of the columns of dQ
 //   key warpgroup    dP^T = V dO^T, dS^T = P^T o (dP^T - D), dK += dS^T Q   and another quarter
@@ -10,16 +10,16 @@
 // to the thread of the same index: both hold the same elements. So P^T and dS^T are operands from registers, every product is
 // computed once, and one warpgroup's exponentials overlap with the other's products.
 //
-// dQ = dS K sums over keys. Each block sends its dS of a tile, 8 KiB, to the other, and computes half of the columns of dQ from
-// the dS of all 128 keys; for that it has these columns of the other block's K. So half as much is added in device memory as by
-// blocks on their own, and additions in the L2 cache are the bottleneck (figures: NOTES.md).
+// dQ = dS K sums over keys. Each block sends its dS of a tile, 8 KiB, to the other. It computes half of the columns of dQ from
+// the dS of all 128 keys, and has these columns of the other block's K for that. So a pair adds half as much to device memory as
+// two blocks on their own; additions in the L2 cache are the bottleneck (figures: NOTES.md).
 //
-// P and dS share a buffer. The buffer is empty when both blocks have read both dS, their own and the one that was sent; each
+// P and dS share a buffer. The buffer is empty when both blocks have read both dS, their own and the one they were sent; each
 // block arrives at the mbarriers of both (end_dq). A thread of the producer sends dS once all of it is stored. With two buffers
 // (to 192 columns) dQ of tile n - 1 is issued after the gradient (dV or dK) of tile n and the scores of tile n + 1, so that the
 // other block's dS has a tile's time to arrive. This dQ overlaps with the exponentials of tile n + 1, whose P needs the same
-// buffer, and is added while the gradient of tile n + 1 is in flight. With one buffer (beyond 192 columns) P of tile n + 1 needs
-// it, so dQ of tile n is issued in tile n. DETERMINISTIC: blocks add by ticket, each block of a pair its columns.
+// buffer, and is added while the gradient of tile n + 1 is in flight. With one buffer (beyond 192 columns), P of tile n + 1 needs
+// that buffer, so dQ of tile n is issued in tile n. DETERMINISTIC: each block of a pair adds its columns by ticket.
 //
 // If v has fewer columns than q, registers are free: the value warpgroup keeps K, and the key warpgroup V, as operands of S and
 // dP (HELD), which halves what these products read of shared memory.
@@ -73,7 +73,7 @@ struct Consumer : TracedConsumer {
       write_trace(p, block.index(), {block.k_block(), block.kv_head(), block.batch()}, block.tiles(), start_ns);
     }
     log.close();
-    // Before this block ends, the other one has read all dS that it was sent, and has arrived here for the last time.
+    // Before this block ends, the other block must have read all dS sent to it, and made its last arrival here.
     for (int i = 0; i < DS_STAGES; ++i) smem.dS_ring().wait_empty(count + i);
   }
 
@@ -110,7 +110,7 @@ struct Consumer : TracedConsumer {
   }
 
   // A tile whose S or dP has landed or is in flight as the oldest product. FIRST_TILE: no dQ is issued yet. The first tile has
-  // code of its own: ptxas serialises products that are issued on a condition and awaited without one.
+  // its own code: ptxas serialises products that are issued on a condition and awaited without one.
   template <bool FIRST_TILE>
   DEVICE void visit(u32 end) {
     wgmma_registers(S_rmem);
@@ -187,7 +187,7 @@ struct Consumer : TracedConsumer {
     }
   }
 
-  // The keys of this block first, whose dS is there first.
+  // This block's keys come first, because their dS is there first.
   DEVICE void issue_dq(u32 tile_n) {
     enter(WAIT_TURN);
     const int column = first_column(VALUES, cluster_rank());
@@ -201,8 +201,8 @@ struct Consumer : TracedConsumer {
                                               smem.other_K + (VALUES ? 0 : ATOM_BYTES) + inside_atom);
     commit(QUERY_GRADIENTS, NO_TILE);
   }
-  // The last dQ that was issued, if any: releases the dS buffer of tile `tile_n` in both blocks. (ptxas follows no condition from
-  // the wait to the addition: the wait is unconditional.)
+  // Waits for the dQ that was issued last. If there is one (`any`), releases the dS buffer of tile `tile_n` in both blocks.
+  // (ptxas follows no condition from the wait to the addition: the wait is unconditional.)
   DEVICE void end_dq(bool any, u32 tile_n) {
     enter(WAIT_PRODUCTS);
     wgmma_wait<0>();

@@ -26,7 +26,7 @@ struct PairMemory : TileMemory {
 
   DEVICE explicit PairMemory(u32 start) : TileMemory(start), start(start), other_K(start + SharedMemory::OTHER_K) {}
 
-  // The three uses of a buffer of dS: P, the block's own dS, and the other block's dS. They are empty together.
+  // The three uses of a buffer of dS: P, this block's dS, and the other block's dS. One mbarrier says that all three are empty.
   DEVICE Ring<DS_STAGES> P_ring() const { return {start + SharedMemory::P_FULL, start + SharedMemory::DS_EMPTY}; }
   DEVICE Ring<DS_STAGES> dS_ring() const { return {start + SharedMemory::DS_FULL, start + SharedMemory::DS_EMPTY}; }
   DEVICE Ring<DS_STAGES> sent_ring() const { return {start + SharedMemory::SENT_FULL, start + SharedMemory::DS_EMPTY}; }
@@ -34,8 +34,8 @@ struct PairMemory : TileMemory {
   DEVICE u32 own_ds(u32 n) const { return dS + n % DS_STAGES * (2 * DS_PART_BYTES); }
   DEVICE u32 sent_ds(u32 n) const { return own_ds(n) + DS_PART_BYTES; }
 
-  // A buffer is full when the thread that starts the copy has arrived and its bytes have, or all warps that store have stored. A
-  // buffer is empty when every warp that reads it has arrived; a buffer of dS, when the reading warps of both blocks have.
+  // A buffer is full when the thread that starts the copy and all its bytes have arrived, or when all storing warps have. It is
+  // empty when every warp that reads it has arrived; a buffer of dS, when the reading warps of both blocks have.
   DEVICE void init_barriers() const {
     rings.init();
     Q_ring.init(1, 4 * CONSUMERS);
