@@ -13,7 +13,7 @@ from ..base import Kernel
 from ..config import Buffer, Launch, Split, TileConfig, align_up, ceil_div, tile_pitch
 
 STRIP = 16
-"""Query rows that a warp of the prepare and convert passes takes: those of one accumulator of mma.sync."""
+"""Query rows that a warp of the prepare and convert passes takes: the rows of one accumulator of mma.sync."""
 
 PASS_WARPS = 4
 
@@ -40,16 +40,16 @@ def listed_tickets(problem: Problem, config: TileConfig) -> tuple[int, int]:
     the addition order follows from the band."""
     if not (problem.deterministic and problem.mask.irregular_kind):
         return 0, 0
-    found = {name: x for name, x in problem.mask_params.items() if isinstance(x, int)}
+    sizes = {name: x for name, x in problem.mask_params.items() if isinstance(x, int)}
     heads = problem.batch
     if problem.mask_kind != "sets":
-        heads = found["sequences"] * min(found["heads"], problem.kv_heads)
+        heads = sizes["sequences"] * min(sizes["heads"], problem.kv_heads)
     tiles = heads * ceil_div(problem.seqlen_q, config.block_q)
     return tiles, align_up(4 * tiles * ceil_div(problem.seqlen_k, config.block_kv), 16)
 
 
 def prepare_launches(name: str, problem: Problem, config: TileConfig, blocks: int) -> tuple[Launch, ...]:
-    """The prepare pass; and once more, in a grid of two layers, if it lists tickets."""
+    """The prepare pass; and, if it lists tickets, its second launch, in a grid of two layers."""
     threads, (tiles, _) = PASS_WARPS * 32, listed_tickets(problem, config)
     prepare = Launch(name, (blocks, 1, 1), threads, 0)
     return (prepare, *[Launch(name, (ceil_div(tiles, 2 * threads), 2, 1), threads, 0)] * (tiles > 0))
@@ -59,8 +59,8 @@ def _tiling(config: BackwardConfig) -> tuple[int, ...]:
     return config.block_q, config.num_warps, config.num_stages, config.warp_keys, config.block_kv
 
 
-#: Of the time of a tile of query rows and keys what one with half of the keys takes (H200, head dim 128: 0.57 where all
-#: SMs are busy, 0.67 where few are), and what a block takes besides its tiles.
+#: Time of a tile with half of the keys, in whole tiles (H200, head dim 128: 0.57 where all SMs are busy, 0.67 where few
+#: are). Second: time of a block besides its tiles, in whole tiles.
 _HALF_TILE, _BLOCK_COST = 0.67, 2.0
 
 
@@ -92,11 +92,11 @@ class Fa2Backward(Kernel):
         BackwardConfig(64, 128, num_warps=4, num_stages=2, blocks_per_sm=2, max_head_dim=64),
         BackwardConfig(64, 128, num_warps=8, num_stages=2, min_head_dim=72, max_head_dim=128),
         BackwardConfig(64, 64, num_warps=8, num_stages=2, min_head_dim=72),
-        # 164 KiB.
+        # 164 KiB: one query tile.
         BackwardConfig(64, 128, num_warps=4, blocks_per_sm=2, max_head_dim=64),
         BackwardConfig(64, 128, num_warps=8, min_head_dim=72, max_head_dim=128),
         BackwardConfig(64, 64, num_warps=8, min_head_dim=136),
-        # 100 KiB (sm_86, sm_89, sm_120).
+        # 100 KiB (sm_86, sm_89, sm_120): one query tile.
         BackwardConfig(64, 128, num_warps=8, max_head_dim=64),
         BackwardConfig(64, 64, num_warps=8, min_head_dim=72, max_head_dim=128),
         BackwardConfig(32, 32, num_warps=4, min_head_dim=136, warp_keys=16),
@@ -133,7 +133,7 @@ class Fa2Backward(Kernel):
 
     def workspace(self, problem: Problem, config: BackwardConfig, split: Split | None = None) -> int:
         """``BackwardWorkspace`` of backward/common/workspace.cuh: dQ in float32, in whole strips; LSE and delta of each
-        query; where the order is fixed, a counter for each query tile; with a sink, a number for each strip."""
+        query; where the order is fixed, a counter for each query tile; with a sink, a float for each strip."""
         batch, _, rows, _ = problem.shapes[0]
         counters = problem.query_blocks(config.block_q) * problem.heads if problem.deterministic else 0
         numbers = batch * problem.heads * rows * 8 + (counters + problem.sink * _strips(problem)) * 4
@@ -145,15 +145,15 @@ class Fa2Backward(Kernel):
         """The first config of which an SM holds ``blocks_per_sm`` blocks; or the same with half of the keys, if few
         blocks of unequal length would leave SMs idle."""
         arch = device.arch
-        held = [
+        resident = [
             config
             for config in fitting
             if config.blocks_per_sm
             * (self.shared_bytes(config, problem.head_dim, problem.v_dim) + arch.reserved_shared_memory)
             <= arch.shared_memory
         ]
-        chosen = held[0] if held else fitting[0]
-        halves = [x for x in held if _tiling(x) == (*_tiling(chosen)[:-1], chosen.block_kv // 2)]
+        chosen = resident[0] if resident else fitting[0]
+        halves = [x for x in resident if _tiling(x) == (*_tiling(chosen)[:-1], chosen.block_kv // 2)]
         blocks = problem.key_blocks(chosen.block_kv) * problem.kv_heads
         if not halves or chosen.num_stages == 1 or blocks > 2 * device.num_sms or problem.lengths.ragged:
             return chosen

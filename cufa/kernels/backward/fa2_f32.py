@@ -31,8 +31,8 @@ class Fa2BackwardF32(Fa2Backward):
     )
 
     def shared_memory(self, config: BackwardConfig, head_dim: int, v_dim: int = 0) -> tuple[Buffer, ...]:
-        """K, V, Q, dO and two numbers per row; P^T and then dS^T; the largest dS of each warp. What is split into pairs
-        has room in each row's gap for its unit."""
+        """K, V, Q, dO and two numbers per row; P^T and then dS^T; the largest dS of each warp. The gaps between
+        rows of K, V, Q and dO hold the units of their pairs."""
         pitch, v_pitch, s_pitch = (
             tile_pitch(n, itemsize=4, pad_to=64) for n in (head_dim, v_dim or head_dim, config.block_q)
         )

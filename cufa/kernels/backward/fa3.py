@@ -29,13 +29,13 @@ def _items(problem: Problem, config: Fa3BackwardConfig) -> int:
     return problem.key_blocks(config.block_kv) * problem.kv_heads
 
 
-#: Least key blocks per SM for persistent blocks: with fewer, a thread block for each is 1.01 to 1.13 times as fast
-#: (H200). Second: the least number if more queries than the third number see a key, so that a key block takes long.
-#: Mostly for head dims to 64: wider heads have a block each there (:func:`_takes_long`).
+#: Fewest key blocks per SM for persistent blocks: with fewer, a thread block for each is 1.01 to 1.13 times as fast
+#: (H200). Second: the fewest if a key block takes long, because more queries than the third number see a key. This
+#: matters for head dims to 64: wider heads mostly have a block each there (:func:`_takes_long`).
 _ITEMS_PER_SM, _LONG_ITEMS_PER_SM, _QUERIES_OF_LONG_ITEM = 3, 16, 8000
 
-#: Head dims over 64 have a thread block for each key block, however many there are, if it takes long: if more queries
-#: than this see a key on average, over all heads that share it. First: head dims to 96. Second: wider ones, if
+#: Over head dim 64, each key block has its own thread block, however many there are, if it takes long: if more queries
+#: than this see a key, on average, over all heads that share the key. First: head dims to 96. Second: wider ones, if
 #: sequences have at least the third number of rows. Figures: cuda_src/backward/fa3_narrow128/NOTES.md, 2026-11-26.
 _QUERIES_OF_LONG_ITEM_UP_TO_96, _QUERIES_OF_LONG_ITEM_WIDE, _LONG_SEQLEN_WIDE = 1500, 1000, 2000
 
@@ -79,7 +79,7 @@ class Fa3Backward(Kernel):
     workspace_holds = "dQ in float32, which all key blocks add to, and lse and delta of each query"
 
     def source_of(self, config: Fa3BackwardConfig) -> str:
-        """Head dims to 64 and beyond have a kernel each, whose products come in another order."""
+        """Head dims to 64 have one kernel, wider ones another: their products come in different orders."""
         return self.source if config.max_head_dim <= 64 else "backward/fa3_narrow128/kernel.cu"
 
     def shared_memory(self, config: Fa3BackwardConfig, head_dim: int, v_dim: int = 0) -> tuple[Buffer, ...]:
@@ -91,15 +91,15 @@ class Fa3Backward(Kernel):
         """Key blocks and key/value heads, between two passes over the queries."""
         name = self.name
         strips = _strips(problem, config)
-        before = after = strips
+        prepared = converted = strips
         if config.persistent:  # the passes take the first and the last head batches
             heads = problem.batch * problem.kv_heads
-            of_head = strips // max(heads, 1)
+            per_head = strips // max(heads, 1)
             batches = key_order.head_batches(problem, ceil_div(problem.seqlen_k, config.block_kv))
-            before = of_head * (heads if batches.before > batches.whole else batches.size * batches.before)
-            after = of_head * (heads - batches.size * batches.converted)
+            prepared = per_head * (heads if batches.before > batches.whole else batches.size * batches.before)
+            converted = per_head * (heads - batches.size * batches.converted)
         return (
-            *prepare_launches(f"{name}_prepare", problem, config, ceil_div(before, PASS_WARPS)),
+            *prepare_launches(f"{name}_prepare", problem, config, ceil_div(prepared, PASS_WARPS)),
             Launch(
                 name,
                 (_items(problem, config) * config.cluster, 1, 1),
@@ -108,11 +108,11 @@ class Fa3Backward(Kernel):
                 persistent=config.persistent,
                 cluster=config.cluster,
             ),
-            Launch(f"{name}_convert", (ceil_div(after, PASS_WARPS), 1, 1), PASS_WARPS * 32, 0),
+            Launch(f"{name}_convert", (ceil_div(converted, PASS_WARPS), 1, 1), PASS_WARPS * 32, 0),
         )
 
     def workspace(self, problem: Problem, config: Fa3BackwardConfig, split: Split | None = None) -> int:
-        """``BackwardWorkspace`` of backward/common/workspace.cuh, with whole query tiles; with a sink a number for each
+        """``BackwardWorkspace`` of backward/common/workspace.cuh, with whole query tiles; with a sink, a float for each
         strip; where blocks are persistent, the descriptors of all items and the index of the next one."""
         strips = _strips(problem, config)
         tiles = strips * STRIP // config.block_q
@@ -127,7 +127,7 @@ class Fa3Backward(Kernel):
         )
 
     def boxes(self, config: Fa3BackwardConfig) -> dict[str, Box]:
-        """Tiles of queries, keys and values of a consumer."""
+        """A tile of queries, and the keys or values of one consumer."""
         queries, keys = Box(config.block_q), Box(WARPGROUP_KEYS)
         return {"dout": queries, "q": queries, "k": keys, "v": keys}
 

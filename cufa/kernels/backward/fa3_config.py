@@ -1,4 +1,4 @@
-"""Tiles of Hopper's backward, and what each keeps in registers and in shared memory."""
+"""Tile configs of Hopper's backward, and what each keeps in registers and in shared memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ITEM_STAGES = 3
 """Item descriptors in shared memory: of the previous item, of the current one, and of the next."""
 
 ITEM_BYTES = 48
-"""Of an item descriptor."""
+"""Bytes of an item descriptor."""
 
 #: Registers of a consumer thread for accumulators and held operands, such that no build spills and ptxas serialises no
 #: products (NVRTC 13.0; ``cufa compile`` shows it): with one buffer of K, and with two.
@@ -24,15 +24,15 @@ _ROOM, _ROOM_LINKED = 208, 204
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fa3BackwardConfig(TileConfig):
-    """Tiles of the backward on Hopper: 64 keys for each consumer warpgroup, and a producer. ``num_stages``: of the ring
-    of Q."""
+    """Tiles of the backward on Hopper: 64 keys for each consumer warpgroup, and a producer. ``num_stages``: stages
+    of the ring of Q."""
 
     do_stages: int = 2
     """Buffers of dO."""
     ds_stages: int = 2
     """Buffers of dS."""
     cluster: int = 1
-    """Thread blocks that share out the ``block_kv`` keys; of a pair each computes half of the columns of dQ."""
+    """Thread blocks that divide the ``block_kv`` keys; each block of a pair computes half of the columns of dQ."""
     bulk_add: bool = True
     """dQ is added by the copy engine, from shared memory; else by every thread from its registers."""
     persistent: bool = False
@@ -75,23 +75,23 @@ class Fa3BackwardConfig(TileConfig):
         v_dim = v_dim or head_dim
         if max(head_dim, v_dim) <= 64 or (self.paired and v_dim >= head_dim):
             return 0, 0
-        of_values, of_keys = ceil_div(v_dim, 16), ceil_div(head_dim, 16)
+        v_steps, k_steps = ceil_div(v_dim, 16), ceil_div(head_dim, 16)
         if self.paired:  # dV, or dK; S, or dP; P, or dS; dQ
-            of_dq = 64 // 2, (ceil_div(head_dim, 64) - 2) * 64 // 4
+            dq_registers = 64 // 2, (ceil_div(head_dim, 64) - 2) * 64 // 4
             free = (
                 _ROOM - n // 2 - self.block_q * 3 // 4 - dq
-                for n, dq in zip((v_dim, head_dim), of_dq, strict=True)
+                for n, dq in zip((v_dim, head_dim), dq_registers, strict=True)
             )
-            of_k, of_v = (max(x, 0) // 4 for x in free)
-            return min(of_v, of_values), min(of_k, of_keys)
+            k_room, v_room = (max(x, 0) // 4 for x in free)
+            return min(v_room, v_steps), min(k_room, k_steps)
         taken = (head_dim + v_dim) // 2 + self.block_q // 2 + self.block_q // 4 + 64 // 2
         room = _ROOM_LINKED if self.k_stages > 1 else _ROOM
         steps = max(room - taken, 0) // 4
-        return min(steps, of_values), min(max(steps - of_values, 0), of_keys)
+        return min(steps, v_steps), min(max(steps - v_steps, 0), k_steps)
 
     def constants(self, head_dim: int, v_dim: int = 0) -> dict[str, int | bool]:
-        of_values, of_keys = self.held_steps(head_dim, v_dim)
-        held = {"V_STEPS_HELD": of_values, "K_STEPS_HELD": of_keys}
+        v_steps, k_steps = self.held_steps(head_dim, v_dim)
+        held = {"V_STEPS_HELD": v_steps, "K_STEPS_HELD": k_steps}
         return super().constants(head_dim, v_dim) | {"K_STAGES": self.k_stages} | held
 
     @property
@@ -100,13 +100,13 @@ class Fa3BackwardConfig(TileConfig):
 
     @property
     def rows_served(self) -> tuple[int, ...]:
-        """The rows of one product of dQ, or of one per warpgroup."""
+        """The rows of one product of dQ, or of two, one per warpgroup."""
         return tuple(sorted({64, self.block_kv // self.cluster}))
 
     @property
     def warps_text(self) -> str:
-        """Names the additions of dQ if not by the copy engine, and a block for each key block. Wide heads have no such
-        choices."""
+        """Says if dQ is added by red instead of the copy engine, and if each key block has its own thread block. Wide
+        heads have no such choices."""
         if self.paired:
             return f"{super().warps_text} in each of {self.cluster} blocks"
         by_red, each = "" if self.bulk_add else ", dQ by red", "" if self.persistent else ", a block each"
@@ -140,11 +140,10 @@ def narrow_shared_memory(config: Fa3BackwardConfig, head_dim: int, v_dim: int) -
 def tiles(config: Fa3BackwardConfig, head_dim: int, v_dim: int) -> tuple[Buffer, ...]:
     row, v_row = (ceil_div(n, 64) * 128 for n in (head_dim, v_dim or head_dim))
     keys = config.block_kv // config.cluster
-    of_other = (
-        2 * WARPGROUP_KEYS * 128 if config.paired else 0
-    )  # two atoms of 64 columns of the other block's K
+    # A pair also has two atoms of 64 columns of the other block's K.
+    other_k = 2 * WARPGROUP_KEYS * 128 if config.paired else 0
     return (
-        Buffer("K", config.k_stages * keys * row + of_other, align=1024),
+        Buffer("K", config.k_stages * keys * row + other_k, align=1024),
         Buffer("V", keys * v_row, align=1024),
         Buffer("Q", config.num_stages * config.block_q * row, align=1024),
         Buffer("DO", config.do_stages * config.block_q * v_row, align=1024),

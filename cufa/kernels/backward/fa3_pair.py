@@ -23,7 +23,7 @@ class Fa3BackwardWide(Fa3Backward):
         return self.source
 
     def shared_memory(self, config: Fa3BackwardConfig, head_dim: int, v_dim: int = 0) -> tuple[Buffer, ...]:
-        """K and V; rings of Q, dO and dS, with lse and delta of each row; barriers. The buffers of dS have two
-        more kinds of barriers: for P, which lies in them, and for dS that the other block sends."""
+        """K and V; rings of Q, dO and dS, with lse and delta of each row; mbarriers. The buffers of dS have two
+        more kinds of mbarriers: for P, which lies in them, and for dS that the other block sends."""
         own = (Buffer(f"{name}_FULL", 8 * config.ds_stages, align=8) for name in ("P", "SENT"))
         return (*tiles(config, head_dim, v_dim), *row_stats_and_barriers(config, head_dim), *own)
