@@ -479,7 +479,7 @@ def test_numpy_arrays_go_to_the_cpu_where_no_kernel_serves(cp):
     np.testing.assert_array_equal(out, cufa.flash_attention(q, k, v, device="cpu", **options))
     with pytest.raises(ValueError, match="a sink with band masks only"):
         cufa.flash_attention(q, k, v, device="cuda", **options)
-    with pytest.raises(ValueError, match=r"its numbers on a GPU.*mask\.on_host\(\)"):
+    with pytest.raises(ValueError, match=r"are on a GPU.*mask\.on_host\(\)"):
         cufa.flash_attention(q, k, v, mask=masks.evict(cp.arange(50, dtype=cp.int32)), device="cpu")
 
 
