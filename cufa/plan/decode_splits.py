@@ -110,7 +110,7 @@ def _shares(problem: Problem, device: Device, config: TileConfig) -> Cut:
 
 
 def _in_cluster(problem: Problem, device: Device, config: TileConfig) -> Cut | None:
-    """Fixed splits merged in clusters. None: under two splits, or the cache is too large for so few SMs."""
+    """Fixed splits merged in clusters. None: under two splits, or too many for a cluster where the cache is large."""
     tiles, rows = longest(problem, config), config.block_q // 16
     size = next((n for n in (8, 4, 2) if cluster_fits(problem, device, config, n)), 1)
     splits = used_of(tiles, min(size, tiles))

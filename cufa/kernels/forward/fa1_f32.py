@@ -22,7 +22,7 @@ class Fa1ForwardF32(Fa1Forward):
         Fa1Config(128, 64, num_warps=8, max_head_dim=64),
         Fa1Config(128, 64, num_warps=4, max_head_dim=64),
         Fa1Config(64, 64, num_warps=4, max_head_dim=248),
-        # Where shared memory is short, or registers: wider tiles would spill a few.
+        # For little shared memory, and for head dims at which wider tiles would spill registers.
         Fa1Config(64, 32, num_warps=4, min_head_dim=72),
         Fa1Config(32, 32, num_warps=2, min_head_dim=136),
     )
