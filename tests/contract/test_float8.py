@@ -187,6 +187,8 @@ ROWS = GOOD | {"v": GOOD["v"].rows()}
         ({"k_scale": np.ones((1, 2), bool)}, TypeError, "k_scale is bool"),
         ({"k": np.ones((1, 2, 8, 64), np.float32)}, TypeError, "k is float32.*cufa.quantize"),
         ({"out_dtype": "float64"}, ValueError, "out_dtype='float64'"),
+        ({"dropout": 0.1, "seed": 1}, ValueError, "dropout= takes q of 16"),
+        ({"score": cufa.score(lambda s, b, h, i, j: s)}, ValueError, "score= and bias= take q of 16"),
         ({"out": np.empty((1, 4, 8, 64), np.float32)}, TypeError, "out is float32 but out_dtype='bfloat16'"),
         ({"algorithm": "fa1"}, ValueError, "algorithm='fa1'"),
         ({"precision": "tf32"}, ValueError, "precision='tf32'"),
