@@ -41,7 +41,7 @@ DEVICE void wgmma_registers(u32 (&r)[COUNT]) {
 template <int N, bool BF16>
 struct Wgmma;
 
-// F applied to each register of D except the first. Its text begins with a comma.
+// F of each register of D but the first, whose text begins with a comma.
 #define WGMMA_REST8(F) F(1) F(2) F(3)
 #define WGMMA_REST16(F) WGMMA_REST8(F) F(4) F(5) F(6) F(7)
 #define WGMMA_REST24(F) WGMMA_REST16(F) F(8) F(9) F(10) F(11)
