@@ -41,7 +41,7 @@ RECORDED = "cufa/records"
 CEILINGS = {
     "lines of the product": 74_110,
     "lines of cufa": 35_596,
-    "lines of tests": 42_455,
+    "lines of tests": 42_456,
     "lines of forward/fa3/kernel.cu with its includes": 4_211,
     "lines of forward/fa2/kernel.cu with its includes": 3_038,
     "lines of backward/fa3_narrow64/kernel.cu with its includes": 4_856,
