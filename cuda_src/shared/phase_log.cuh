@@ -20,7 +20,7 @@ struct LogHead {
   u64 start_clock, end_clock;  // clock of the SM, in cycles
   u64 start_ns, end_ns;        // %globaltimer, read at the same time
   u32 thread_block, warp, sm;
-  u32 stamps;  // stamps made, including those that did not fit
+  u32 stamps;  // stamps made, also the stamps that did not fit
 };
 constexpr u32 STAMP_BYTES = 8, NO_LOG = 1u << 30, ANY_SM = 0xffffffffu;
 

@@ -86,7 +86,7 @@ def refusal(
 
 
 def nearest(kernels: Sequence[Kernel], problem: Problem) -> Sequence[Kernel]:
-    """The kernels whose refusal of a problem helps most: those that take its elements. If none does, all kernels."""
+    """The kernels that take the problem's elements: their refusals help most. If there are none, all kernels."""
     return [kernel for kernel in kernels if next(_element_reasons(kernel, problem), None) is None] or kernels
 
 

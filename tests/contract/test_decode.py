@@ -238,8 +238,8 @@ def test_any_call(backend, variant, arch):
 
 
 def run_with(backend, case: Case, lengths: list[int]):
-    """Operands after a run with these lengths in place of those that the call was checked with, as arrays on a GPU may
-    hold."""
+    """Operands after a run whose lengths differ from the lengths that the call checked: on a GPU, their owner may
+    change them."""
     problem, operands = prepare(case, on_gpu=True, place=backend.array)
     operands["cache_seqlens"] = backend.array(np.array(lengths, np.int32))
     backend.run(make_plan(problem, backend.device), operands, False, None)

@@ -283,8 +283,8 @@ def assert_tiles(plan: Plan, records: np.ndarray) -> None:
 
 
 def on_blocks(plan: Plan, blocks: int) -> Plan:
-    """The plan of a persistent kernel on so many thread blocks, none idle, whatever the planner would say. Few blocks
-    make the pipeline run on from item to item on problems that are small."""
+    """The plan of a persistent kernel on this number of thread blocks, none of them idle. With few blocks, the pipeline
+    runs on from item to item even in small problems."""
     *before, launch = plan.launches
     assert launch.persistent
     launch = dataclasses.replace(launch, grid=(min(blocks, launch.grid[0]), 1, 1))
