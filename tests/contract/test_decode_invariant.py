@@ -42,9 +42,12 @@ def member(case: Case, b: int) -> Case:
 
 def in_order(case: Case, order: list[int]) -> Case:
     """The sequences in other places of the batch."""
-    names = [name for name in ("cache_seqlens", "block_table") if name in case.options]
+    paged = "block_table" in case.options
+    names = (
+        ["cache_seqlens", "block_table"] if paged else ["cache_seqlens", *["k_scale", "v_scale"] * case.fine]
+    )
     options = {**case.options, **{name: case.options[name][order] for name in names}}
-    caches = [x if "block_table" in options else x[order] for x in (case.k_cache, case.v_cache)]
+    caches = [x if paged else x[order] for x in (case.k_cache, case.v_cache)]
     q = np.ascontiguousarray(case.q[order])
     return Case(q, *caches, options, [case.lengths[b] for b in order])
 
