@@ -92,7 +92,8 @@ def owners(result: Prediction, palette: Palette) -> go.Figure:
     names = np.where(owner < 0, "hidden", np.char.add("rank ", owner.astype(str)))
     figure.add_heatmap(
         z=values, customdata=np.dstack([names, step]), zmin=0, zmax=max(schedule.ranks - 1, 1),
-        colorscale=theme.colour_scale(palette), colorbar={"title": {"text": "rank"}, "thickness": 10},
+        colorscale=theme.colour_scale(palette),
+        colorbar={"title": {"text": "rank"}, "thickness": 10, "dtick": -(-schedule.ranks // 16)},
         hovertemplate="queries %{y}, keys %{x}: %{customdata[0]}, step %{customdata[1]}<extra></extra>",
         x=middles[1], y=middles[0],
     )  # fmt: skip

@@ -169,7 +169,7 @@ def comparability(a: Measurement, b: Measurement) -> list[str]:
     """Other differences between two measurements."""
     parts = []
     if a.key[1:] != b.key[1:]:
-        parts.append(f"Different problems: A is {_problem_words(a)}; B is {_problem_words(b)}.")
+        parts.append(f"Different problems: A is {_problem_words(a, b)}; B is {_problem_words(b, a)}.")
     if a.machine != b.machine:
         parts.append(f"Different machines: {a.machine} and {b.machine}.")
     elif a.source != b.source:
@@ -180,8 +180,12 @@ def comparability(a: Measurement, b: Measurement) -> list[str]:
     return parts
 
 
-def _problem_words(m: Measurement) -> str:
-    return f"{m.row.case}: {m.problem}" if m.row.case else str(m.problem)
+def _problem_words(m: Measurement, other: Measurement) -> str:
+    """The problem, after its case if the other measurement is of another case. Some cases name their problem."""
+    case, problem = m.row.case, str(m.problem)
+    if not case or case == other.row.case:
+        return problem
+    return case if problem in case else f"{case}: {problem}"
 
 
 def _show_runs(controls: Controls, rows: Sequence[Measurement], palette: Palette) -> None:

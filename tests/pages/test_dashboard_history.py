@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from card_support import write_lines
 from dashboard_measured_support import named
-from dashboard_page_support import has, open_page, parameters, words
+from dashboard_page_support import SHIPPED, has, open_page, parameters, words
 from dashboard_support import DEVICE, ENVIRONMENT, case_records, write_evidence
 
 from cufa.dashboard.charts import difference, samples
@@ -38,11 +38,27 @@ def test_two_measurements_and_their_interval(with_runs: Store) -> None:
     assert "the same measurement" in words(app)
     other = next(m for m in found if m.problem.seqlen_k == 64)
     app.selectbox(key="history.b").set_value(other.id).run()
-    assert "Different problems" in app.warning[0].value
+    assert f"Different problems: A is {fa1.problem}; B is {other.problem}." in app.warning[0].value
     alone = next(m for m in found if m.regime is Regime.SUSTAINED)
     app.selectbox(key="history.b").set_value(alone.id).run()
     assert "are not compared" in words(app)
     assert not app.exception
+
+
+def test_each_problem_is_named_once() -> None:
+    """Rows of one case, of which the case names the problem of the first."""
+    rows = [m for card in cards.load_all(SHIPPED).values() for m in measured_rows.of_card(card)]
+    rows = [m for m in rows if m.label in ("bfloat16", "e4m3 per head")]
+    a = rows[0]
+    b = next(m for m in rows if m.row.case == a.row.case and m.label != a.label)
+    other = next(m for m in rows if m.row.case != a.row.case and m.label != a.label)
+    assert str(a.problem) in a.row.case != str(a.problem)
+    assert history_view.comparability(a, b)[0] == f"Different problems: A is {a.problem}; B is {b.problem}."
+    words_of_b = f"{other.row.case}: {other.problem}"
+    assert (
+        history_view.comparability(a, other)[0]
+        == f"Different problems: A is {a.row.case}; B is {words_of_b}."
+    )
 
 
 def test_two_runs_are_compared_where_they_meet(with_runs: Store) -> None:
@@ -161,9 +177,6 @@ def test_a_link_to_a_row_that_is_gone_says_how_many_there_are_not_which(elsewher
     rows = len(app.selectbox(key="history.a").options)
     assert f"'made-up-gpu.gone.7', which is not one of the {rows:,} options; showing " in warning.value
     assert len(warning.value) < 200
-
-
-SHIPPED = cards.RECORDS_DIR
 
 
 LATER = "2026-02-02T03:04:05+00:00"
