@@ -6,6 +6,8 @@
 // belong to one head. Packing exists only with split keys: queries that fill a tile gain nothing from it.
 #pragma once
 #include "forward/query_block.cuh"
+#include "shared/alibi_sink.cuh"
+#include "shared/dropout.cuh"
 #include "shared/fragment_view.cuh"
 #include "shared/parts.cuh"
 
@@ -13,10 +15,12 @@ constexpr int HEAD_ROWS = BLOCK_Q / PACKED_HEADS;  // queries of one head in a t
 constexpr int COMBINE_THREADS = 256;
 static_assert(HEAD_ROWS * PACKED_HEADS == BLOCK_Q && HEAD_ROWS % 16 == 0, "heads have whole 16-row tiles");
 static_assert(PACKED_HEADS == 1 || SPLIT_KEYS, "only the merge of SPLIT_KEYS unpacks packed heads");
-static_assert(!SPLIT_KEYS || (LENGTHS_KIND == DENSE && !ALIBI && !SINK), "SPLIT_KEYS takes neither lengths, ALiBi nor sinks");
+static_assert(!SPLIT_KEYS || LENGTHS_KIND == DENSE, "SPLIT_KEYS takes no lengths");
 
 // The query in a row of the tile, counted from the first query of the query block.
 DEVICE int query_of_row(int row) { return PACKED_HEADS == 1 ? row : row % HEAD_ROWS; }
+// The head in a row of the tile, counted from the work item's head.
+DEVICE int head_of_row(int row) { return PACKED_HEADS == 1 ? 0 : row / HEAD_ROWS; }
 
 // Each split takes the same number of tiles, in the order of keys; the last splits may have none.
 DEVICE int tiles_per_split(const AttentionParams& p, const TileRange& tiles) {
@@ -78,9 +82,10 @@ DEVICE void leave_part(const AttentionParams& p, const WorkItem& item, int first
   }
 }
 
-// The second launch: one thread per four columns of an output row. A row whose query block sees no key has no parts.
-template <int BC>
-DEVICE void combine_splits(const AttentionParams& p) {
+// The second launch: one thread per four columns of an output row. A row whose query block sees no key has no parts. A sink
+// joins as one more part, without values; the factor of kept weights (DROPOUT) is that of whole rows.
+template <int BC, typename Params>
+DEVICE void combine_splits(const Params& p) {
   const u32 index = blockIdx.x * COMBINE_THREADS + threadIdx.x;
   const u32 row = index / VECTORS, rows = u32(p.batch) * u32(p.heads) * u32(p.seqlen_q);
   if (row >= rows) return;
@@ -93,6 +98,7 @@ DEVICE void combine_splits(const AttentionParams& p) {
   float o[4] = {}, m = NO_SCORE, l = 0.0f;
   merge_parts(o, m, l, tiles.empty() ? 0 : (count + each - 1) / each, vector,
               [&](int split) { return part_row(p, item, split, tile_row); });
+  if constexpr (SINK) add_part(o, m, l, {}, {float_as_u32(load_sink(p.sink + item.head) * LOG2_E), float_as_u32(1.0f)});
   if (vector == 0 && p.lse != nullptr) st_global(lse_row(p, item, query), natural_lse(m, l));
-  store_vector(output_row(p, item, query) + vector * 8, o, l == 0.0f ? 0.0f : rcp(l));
+  store_vector(output_row(p, item, query) + vector * 8, o, of_kept(p, l == 0.0f ? 0.0f : rcp(l)));
 }

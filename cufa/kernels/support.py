@@ -63,6 +63,9 @@ _SHORT = {
 
 _ANY_V_DIM = "; v's may differ"
 
+#: Options that go with split keys.
+_SPLIT_OPTIONS = {"alibi", "sink", "score", "dropout"}
+
 
 def refusal(
     kernel: Kernel, problem: Problem, capability: int | None = None, config: TileConfig | None = None,
@@ -156,6 +159,12 @@ def unproven(kernel: Kernel, problem: Problem) -> str | None:
     return None
 
 
+def unproven_splits(problem: Problem) -> bool:
+    """Whether the planner splits keys only if the caller asks: the combination was executed on a CPU, but has not run
+    on a GPU."""
+    return next(_options(problem), None) is not None
+
+
 def _mask_reasons(kernel: Kernel, problem: Problem) -> Iterator[str]:
     """Every kernel serves band masks. Irregular masks go with the options of ``options_with_irregular_masks`` only."""
     mask, kind = problem.mask, problem.mask.irregular_kind
@@ -208,8 +217,8 @@ def _config_reasons(config: TileConfig, problem: Problem) -> Iterator[str]:
 def _split_reasons(kernel: Kernel, problem: Problem) -> Iterator[str]:
     if not kernel.split_configs:
         yield f"{kernel.name} has no config that splits keys"
-    if problem.mask.irregular_kind or [*_options(problem)]:
-        yield f"{kernel.name} splits keys of dense sequences with band masks, without ALiBi and sinks"
+    if problem.mask.irregular_kind or not {*_options(problem)} <= _SPLIT_OPTIONS:
+        yield f"{kernel.name} splits keys of whole arrays with band masks, not of sequences with lengths or in a cache"
 
 
 def _options(problem: Problem) -> Iterator[str]:

@@ -26,7 +26,7 @@ from collections.abc import Iterable, Iterator
 from ..gpu.architectures import Device
 from ..kernels import Kernel, Split, TileConfig
 from ..kernels.config import SplitConfig
-from ..kernels.support import refusal
+from ..kernels.support import refusal, unproven_splits
 from ..problem.problem import Problem
 from ..schedule.order import ITEM_COST
 from ..schedule.schedule import Schedule, used_of
@@ -79,8 +79,9 @@ def with_splits(problem: Problem, device: Device, choice: Choice, request: Reque
     if reason is not None or (request.config is not None and named is None):
         return choice
     configs = [named] if named is not None else _fitting(spec, problem, device)
-    if num_splits is None and named is None and not _few_items(problem, device, choice.config):
-        return choice
+    if num_splits is None and named is None:
+        if unproven_splits(problem) or not _few_items(problem, device, choice.config):
+            return choice
     best = min(
         _estimates(problem, device, spec, configs, num_splits), key=lambda found: found.seconds, default=None
     )

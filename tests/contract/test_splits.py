@@ -10,6 +10,7 @@ import math
 import numpy as np
 import pytest
 from backends import EMULATE, GPU, MARKS, backends
+from compositions import relative
 from support import assert_attention, make_inputs
 
 import cufa
@@ -87,6 +88,52 @@ def test_masks_and_caps(backend, spec, scores, layout):
     shape, splits = (((2, 4, 2, 131, 333, 64), 3), ((2, 8, 2, 150, 2001, 128), 5))[backend is GPU]
     inputs = make_inputs(*shape, "bfloat16", layout=layout)
     check(backend, spec, *inputs, num_splits=splits, layout=layout, **SCORES[scores][backend is GPU])
+
+
+def changes_of(heads):
+    """What changes scores or weights, with arrays that differ from head to head."""
+    some = np.random.default_rng(3).standard_normal((heads, 40)).astype(np.float32)
+    found = {
+        "ALiBi": {"alibi_slopes": some[:, 0] / 5},
+        "sink": {"sink": np.where(np.arange(heads) % 4, some[:, 1], -np.inf).astype(np.float32)},
+        "dropout": {"dropout": 0.3, "seed": 2**63 + 5},
+        "score": {"score": cufa.score(relative, table=some)},
+    }
+    return found | {"all": {name: x for change in found.values() for name, x in change.items()} | {"softcap": 4.0}}
+
+
+@each("emulate", "gpu", changes=[*changes_of(4)], queries=[16, 70])
+def test_with_other_changes(backend, spec, changes, queries):
+    """16 queries: heads share tiles. A sink joins once, however many splits, and in rows that see no key (under the
+    second mask, rows from 61 on)."""
+    if not spec.runs_on(backend.device.arch.capability):
+        pytest.skip(f"{spec.name} does not run on this GPU")
+    batch, heads, keys, most = ((2, 4, 300, 3), (1, 32, 3001, 24))[backend is GPU]
+    first, packed = keys // 128 * 128 - 4, 4 if queries == 16 else 1
+    q, k, v = make_inputs(batch, heads, heads // 4, queries, keys, 64, "bfloat16")
+    options, more = changes_of(heads)[changes], {}
+    if backend is EMULATE:
+        configs = spec.fitting(spec.split_configs, 64, backend.device)
+        more = {"mode": "checked", "config": next(x for x in configs if x.packed_heads == packed)}
+    for splits, mask in ((most, {"causal": True}), (1000, {"mask": cufa.masks.window(keys, 0, keys + first)})):
+        how = {"algorithm": spec.algorithm, "num_splits": splits, **mask, **options}
+        if backend is EMULATE:
+            done = cufa.emulate(q, k, v, **how, **more)
+            assert not done.findings and done.plan.num_splits > 1
+            out, lse = done.results["out"], done.results["lse"]
+        else:
+            planned = {name: x for name, x in how.items() if name != "seed"}
+            assert cufa.plan(q.shape, k.shape, dtype="bfloat16", device="cuda", **planned).num_splits > 1
+            out, lse = cufa.flash_attention(q, k, v, return_lse=True, device="cuda", **how)
+        exact, exact_lse = cufa.attention_reference(q, k, v, return_lse=True, **mask, **options)
+        assert np.abs(out.astype(np.float64) - exact).max() < 2e-2 * np.abs(exact).max()
+        np.testing.assert_allclose(lse, exact_lse, atol=2e-3, rtol=2e-3)
+
+
+def test_auto_splits_no_keys_with_what_has_not_run_on_a_gpu():
+    q, k = (1, 4, 16, 64), (1, 1, 65536, 64)
+    assert cufa.plan(q, k, device="sm_90").num_splits > 1
+    assert cufa.plan(q, k, device="sm_90", sink=True).num_splits == 1
 
 
 @pytest.mark.sampled(fixed=2)

@@ -67,8 +67,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
   // Irregular masks: the current tile and the next one. Tiles are visited downwards: the first one sets `tiles.end`.
   constexpr bool IRREGULAR = is_irregular(MASK_KIND);
   static_assert(!IRREGULAR || (LENGTHS_KIND == DENSE && !ALIBI && !SINK), "lengths, ALiBi and sinks need a band mask");
-  static_assert(!SCORE || !SPLIT_KEYS, "the planner splits no keys under a score function");
-  static_assert(!DROPOUT || (!SPLIT_KEYS && !TREE), "dropout takes whole rows of keys, and no trees");
+  static_assert(!DROPOUT || !TREE, "dropout takes no trees");
   static_assert(!IRREGULAR || !SPLIT_KEYS, "the planner splits the keys of band masks only");
   TileWalk<true> walk(tiles.end - 1);
   TileTally tally;
@@ -104,14 +103,17 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
   // Second row: the end of the clear tiles, if masked tiles are not skipped.
   constexpr bool PARK_CLEAR_END = !SKIP_MASKED_TILES && MASK_KIND != MASK_FULL && !IRREGULAR;
   if (PARK_CLEAR_END && thread == 0) st_shared_u32(parked_smem + Q_PITCH, u32(tiles.clear_end));
-  // Third row: the mask of the sequence. Fourth row: ALiBi's slope and diagonal.
+  // Third row: the mask of the sequence. Fourth row: ALiBi's slope and diagonal; packed heads: one row for each head.
   constexpr bool PARK_MASK = LENGTHS_KIND != DENSE;
   if (PARK_MASK && thread == 0) {
     st_shared_vec4(parked_smem + 2 * Q_PITCH, {u32(mask.rows), u32(mask.keys), u32(mask.first), u32(mask.last)});
   }
   if (ALIBI && thread == 0) {
-    const Alibi alibi(p, sequence, item.head);
-    st_shared_vec2(parked_smem + 3 * Q_PITCH, {float_as_u32(alibi.slope), u32(alibi.diagonal)});
+#pragma unroll
+    for (int h = 0; h < PACKED_HEADS; ++h) {
+      const Alibi alibi(p, sequence, item.head + h);
+      st_shared_vec2(parked_smem + (3 + h) * Q_PITCH, {float_as_u32(alibi.slope), u32(alibi.diagonal)});
+    }
   }
 
   // Alg. 1, l. 5
@@ -228,14 +230,15 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
     if constexpr (SCORE) {
       const WorkItem item = parked_item(parked_smem);
       const int batch = min(item.batch, p.batch - 1);  // rows after the last packed sequence have no scores
-      const ScoreFunction<ForwardParams> function(p, batch, item.head, int(diagonal_of(p, sequence_of(p, item.batch))));
-      apply_function(S, function, item.q_block * HEAD_ROWS + row_group * WARP_ROWS + S.lane_row(lane_id()),
+      const ScoreFunction<ForwardParams> function(p, batch, item.head + head_of_row(row_group * WARP_ROWS),
+                                                  int(diagonal_of(p, sequence_of(p, item.batch))));
+      apply_function(S, function, item.q_block * HEAD_ROWS + query_of_row(row_group * WARP_ROWS) + S.lane_row(lane_id()),
                     j * Bc + part * WARP_KEYS + S.lane_column(lane_id()));
     }
     cap_scores<SOFTCAP>(S, p.softcap);
     if constexpr (ALIBI) {
-      const int row = int(ld_shared_u32(parked_smem)) * HEAD_ROWS + row_group * WARP_ROWS + S.lane_row(lane_id());
-      const vec2 found = ld_shared_vec2(parked_smem + 3 * Q_PITCH);
+      const int row = int(ld_shared_u32(parked_smem)) * HEAD_ROWS + query_of_row(row_group * WARP_ROWS) + S.lane_row(lane_id());
+      const vec2 found = ld_shared_vec2(parked_smem + (3 + head_of_row(row_group * WARP_ROWS)) * Q_PITCH);
       const int key = j * Bc + part * WARP_KEYS + S.lane_column(lane_id());
       Alibi{u32_as_float(found.x), int(found.y)}.change(S, p.scale_log2, row, key);
     }
@@ -261,8 +264,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
     }
     if constexpr (DROPOUT) {
       const WorkItem item = parked_item(parked_smem);
-      const int row = item.q_block * HEAD_ROWS + row_group * WARP_ROWS + S.lane_row(lane_id());
-      const u32 head = u32(item.batch * p.heads + item.head);
+      const int row = item.q_block * HEAD_ROWS + query_of_row(row_group * WARP_ROWS) + S.lane_row(lane_id());
+      const u32 head = u32(item.batch * p.heads + item.head + head_of_row(row_group * WARP_ROWS));
 #pragma unroll
       for (int i = 0; i < M_TILES; ++i) {
         kept[i].draw(p, head, row + 16 * i, j * Bc + part * WARP_KEYS + S.lane_column(lane_id()));

@@ -55,11 +55,12 @@ struct ConsumerItems {
       Q_ring.advance();
     }
     row = tiles.begin(p, item, consumer, warp, lane);
-    if constexpr (ALIBI) alibi = Alibi(p, sequence_of_item(p, item, descriptor), item.head);
-    if constexpr (DROPOUT) head = u32(item.batch * p.heads + item.head);
+    const int own_head = item.head + head_of_row(consumer * GROUP_ROWS + warp * 16);
+    if constexpr (ALIBI) alibi = Alibi(p, sequence_of_item(p, item, descriptor), own_head);
+    if constexpr (DROPOUT) head = u32(item.batch * p.heads + own_head);
     if constexpr (SCORE) {
       const int diagonal = int(diagonal_of(p, sequence_of_item(p, item, descriptor)));
-      function = ScoreFunction<ForwardParams>(p, min(item.batch, p.batch - 1), item.head, diagonal);
+      function = ScoreFunction<ForwardParams>(p, min(item.batch, p.batch - 1), own_head, diagonal);
     }
     return true;
   }

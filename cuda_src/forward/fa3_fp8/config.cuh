@@ -27,5 +27,6 @@ constexpr bool SOFTCAP = false;      // a score s becomes cap * tanh(s / cap)
 
 constexpr bool ALIBI = false;        // fixed: support.py refuses ALiBi
 constexpr bool SINK = false;         // fixed: support.py refuses sinks
+constexpr bool DROPOUT = false;      // fixed: support.py refuses dropout
 constexpr bool TRACE = false;        // each work item leaves a TraceRecord (shared/params.cuh)
 #endif
