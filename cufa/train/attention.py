@@ -15,6 +15,7 @@ from ..calls.backward import flash_attention_backward
 from ..calls.forward import flash_attention
 from ..calls.shapes import check_head_dim
 from ..problem.checks import check_count, check_flag
+from ..problem.dropout import resolve_dropout
 from ..problem.mask import Mask
 from ..problem.options import check_scale, check_softcap, resolve_mask, resolve_precision
 
@@ -28,7 +29,8 @@ def SelfAttention(
     nO: int | None = None, nI: int | None = None, *, heads: int, kv_heads: int | None = None,
     head_dim: int | None = None, causal: bool = False, window: Sequence[int | None] | None = None,
     mask: Mask | None = None, softcap: float | None = None, scale: float | None = None,
-    precision: str | None = None, deterministic: bool = False, init_W: Callable[..., Any] | None = None,
+    precision: str | None = None, deterministic: bool = False, dropout: float | None = None,
+    seed: int | None = None, init_W: Callable[..., Any] | None = None,
 ) -> Model[Sequences, Sequences]:  # fmt: skip
     """Multi-head self-attention: ``Y = attention(X Wqᵀ, X Wkᵀ, X Wvᵀ) Woᵀ`` per sequence, without biases.
 
@@ -59,6 +61,12 @@ def SelfAttention(
         As for :func:`cufa.flash_attention`.
     deterministic : bool
         As for :func:`cufa.flash_attention_backward`.
+    dropout : float, optional
+        Probability of dropping a weight of attention, in calls with ``is_train`` only. It is the layer's attribute
+        "dropout_rate", which thinc's ``set_dropout_rate`` changes.
+    seed : int, optional
+        Needed with dropout; every layer takes its own. The layer counts its calls beside the seed, on the GPU where X
+        is: each call drops other weights, also the replays of a CUDA graph.
     init_W : callable(ops, shape), optional
         thinc's initialiser of Wq (heads · head_dim, nI), Wk and Wv (kv_heads · head_dim, nI) and Wo
         (nO, heads · head_dim). Default: ``glorot_uniform_init``.
@@ -80,6 +88,7 @@ def SelfAttention(
         check_head_dim(check_count("head_dim", head_dim, least=1))
     check_scale(scale, 8 if head_dim is None else head_dim)
     resolve_precision("float32", precision)
+    _, first_seed = resolve_dropout(dropout, seed)
     options = {
         "mask": resolve_mask(causal, tuple(window) if isinstance(window, list) else window, mask),
         "softcap": check_softcap(softcap),
@@ -92,6 +101,7 @@ def SelfAttention(
         init=partial(_init, glorot_uniform_init if init_W is None else init_W),
         dims={"nO": nO, "nI": nI, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim},
         params=dict.fromkeys((*_PROJECTIONS, "Wo")),
+        attrs={} if dropout is None else {"dropout_rate": dropout, "dropout_seed": first_seed},
     )
 
 
@@ -144,7 +154,11 @@ def _forward(
 
     q, k, v = (by_heads(gemm(tokens, model.get_param(name), trans2=True)) for name in _PROJECTIONS)
     out = empty_like(q)
-    lse = [flash_attention(run(q), run(k), run(v), out=run(out), return_lse=True, **how)[1] for run in runs]
+    drops = _drops(model, len(runs)) if is_train else [{}] * len(runs)
+    lse = [
+        flash_attention(run(q), run(k), run(v), out=run(out), return_lse=True, **how, **drop)[1]
+        for run, drop in zip(runs, drops, strict=True)
+    ]
     attended = flat(out)
 
     def backprop(dY: Sequences) -> Sequences:
@@ -152,10 +166,10 @@ def _forward(
         model.inc_grad("Wo", gemm(result_gradient, attended, trans1=True))
         dout = by_heads(gemm(result_gradient, model.get_param("Wo")))
         gradients = dq, dk, dv = empty_like(q), empty_like(k), empty_like(v)
-        for run, lse_of_run in zip(runs, lse, strict=True):
+        for run, lse_of_run, drop in zip(runs, lse, drops, strict=True):
             flash_attention_backward(
                 run(dout), run(q), run(k), run(v), run(out), lse_of_run,
-                dq=run(dq), dk=run(dk), dv=run(dv), deterministic=deterministic, **how,
+                dq=run(dq), dk=run(dk), dv=run(dv), deterministic=deterministic, **how, **drop,
             )  # fmt: skip
         dX = None
         for name, gradient in zip(_PROJECTIONS, gradients, strict=True):
@@ -166,6 +180,21 @@ def _forward(
         return _like(X, dX)
 
     return _like(X, gemm(attended, model.get_param("Wo"), trans2=True)), backprop
+
+
+def _drops(model: Model[Any, Any], runs: int) -> list[dict[str, Any]]:
+    """Dropout of each attention call of a step: the seed, and numbers that no earlier call had. They are counted on the
+    layer's device, so that a CUDA graph counts on when it is replayed."""
+    rate, xp = model.attrs.get("dropout_rate"), model.ops.xp
+    if not rate:
+        return [{}] * runs
+    state = model.attrs["dropout_seed"]
+    if is_numpy_array(state) or not isinstance(state, xp.ndarray):  # of another device, or read-only from bytes
+        state = model.attrs["dropout_seed"] = xp.array(to_numpy(state))
+    seeds = xp.repeat(state[None], runs, axis=0)
+    seeds[:, 1] += xp.arange(runs, dtype=seeds.dtype)
+    state[1:] += runs
+    return [{"dropout": rate, "seed": seed} for seed in seeds]
 
 
 class _Run(NamedTuple):

@@ -17,6 +17,7 @@ from thinc.api import (
     Ragged,
     chain,
     registry,
+    set_dropout_rate,
     to_numpy,
     use_ops,
     with_ragged,
@@ -28,6 +29,7 @@ from cufa.train import SelfAttention
 
 WEIGHTS = ("Wq", "Wk", "Wv", "Wo")
 LENGTHS = np.array([3, 3, 0, 7, 1, 1, 5], np.int32)
+RUNS = [(0, 2, 3), (6, 1, 7), (13, 2, 1), (15, 1, 5)]  # first token, sequences, their length
 MASKS = {
     "full": {},
     "causal": {"causal": True},
@@ -37,13 +39,13 @@ MASKS = {
 }
 
 
-def make(nI: int = 12, dtype: str = "float64", ops=None, seed: int = 0, **options):
+def make(nI: int = 12, dtype: str = "float64", ops=None, **options):
     """A layer of known parameters; of float64, with ops that take it."""
     options = {"heads": 4, "kv_heads": 2, "head_dim": 8, **options}
     with use_ops("numpy") if ops is None else use_ops(ops.name):
         layer = SelfAttention(10, nI, **options).initialize()
     layer.ops = ops or NumpyOps(use_blis=dtype == "float32")
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     for name in WEIGHTS:
         layer.set_param(
             name, layer.ops.asarray(rng.standard_normal(layer.get_param(name).shape).astype(dtype) / 2)
@@ -67,18 +69,21 @@ def rows(x) -> np.ndarray:
     return data.reshape(-1, data.shape[-1])
 
 
-def expected(layer, x: np.ndarray, dy: np.ndarray, form: str, **scores):
-    """Y, dX and the gradients of the weights in float64: attention is the reference's, sequence by sequence."""
+def expected(layer, x: np.ndarray, dy: np.ndarray, form: str, seed: tuple[int, int] | None = None, **scores):
+    """Y, dX and the gradients of the weights in float64: attention is the reference's, for each run of sequences of one
+    length. ``seed``: of dropout, with the number of the first run."""
     x, dy = x.astype(np.float64), dy.astype(np.float64)
     w = {name: to_numpy(layer.get_param(name)).astype(np.float64) for name in WEIGHTS}
     q, k, v = (x @ w[name].T for name in WEIGHTS[:3])
     dout, out = dy @ w["Wo"], np.empty_like(q)
     dq, dk, dv = (np.empty_like(t) for t in (q, k, v))
-    ends = np.cumsum(LENGTHS if form == "ragged" else np.full(2, len(x) // 2))
-    for part in (slice(*ends_of) for ends_of in zip(np.append(0, ends[:-1]), ends, strict=True)):
+    runs = RUNS if form == "ragged" else [(0, 2, len(x) // 2)]
+    for number, (start, batch, seqlen) in enumerate(runs):
+        part = slice(start, start + batch * seqlen)
+        scores |= {} if seed is None else {"seed": np.array([seed[0], seed[1] + number], np.uint64)}
 
-        def heads(t, part=part):
-            return t[part].reshape(1, part.stop - part.start, t.shape[1] // 8, 8)
+        def heads(t, part=part, batch=batch, seqlen=seqlen):
+            return t[part].reshape(batch, seqlen, t.shape[1] // 8, 8)
 
         inputs = heads(q), heads(k), heads(v)
         out[part] = cufa.attention_reference(*inputs, layout="bshd", **scores).reshape(out[part].shape)
@@ -110,6 +115,55 @@ def check(layer, form: str, tolerance: float, dtype: str, ops=None, **scores) ->
 @pytest.mark.parametrize("scores", MASKS.values(), ids=MASKS)
 def test_gradients_are_the_references(form, scores):
     check(make(**scores), form, 1e-12, "float64", **scores)
+
+
+@pytest.mark.parametrize("form", ["floats3d", "ragged"])
+def test_each_step_drops_other_weights(form):
+    """Every run of sequences has a number of its own. Predictions, and a rate of 0, drop nothing."""
+    layer, runs = make(dropout=0.4, seed=2**63), len(RUNS) if form == "ragged" else 1
+    x = shaped(samples(12), form)
+    for step in range(2):
+        for name in WEIGHTS if step else ():
+            layer.set_grad(name, 0 * layer.get_grad(name))
+        check(layer, form, 1e-12, "float64", dropout=0.4, seed=(2**63, step * runs))
+    for found in (layer.predict(x), set_dropout_rate(layer, 0.0).begin_update(x)[0]):
+        np.testing.assert_allclose(rows(found), expected(layer, rows(x), samples(10), form)[0], atol=1e-12)
+    assert "dropout_rate" not in make().attrs
+
+
+def test_the_count_of_dropout_is_kept_in_bytes_and_apart_in_copies():
+    layer, x = make(dtype="float32", dropout=0.5, seed=3), shaped(samples(12, "float32"), "ragged")
+    layer.begin_update(x)
+    same, copy = make(dtype="float32", dropout=0.1, seed=4).from_bytes(layer.to_bytes()), layer.copy()
+    first = layer.begin_update(x)[0].data
+    for other in (same, copy):
+        np.testing.assert_array_equal(other.begin_update(x)[0].data, first)
+    assert (layer.begin_update(x)[0].data != first).any()
+
+
+@pytest.mark.gpu
+def test_replays_of_a_graph_drop_other_weights():
+    import cupy
+
+    layer, x = make(dtype="float32", ops=CupyOps(), dropout=0.4, seed=5), samples(12, "float32")
+    x = shaped(x, "floats3d", CupyOps())
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        layer.begin_update(x)[1](layer.predict(x))
+        stream.begin_capture()
+        y, backprop = layer.begin_update(x)
+        dx = backprop(y)
+        graph = stream.end_capture()
+        found = []
+        for _ in range(2):
+            graph.launch(stream)
+            stream.synchronize()
+            found.append((y.get(), dx.get()))
+    for step, (out, gradient) in enumerate(found):
+        kept = {"dropout": 0.4, "seed": (5, 1 + step)}
+        right = expected(layer, rows(x), out.reshape(-1, 10), "floats3d", **kept)
+        np.testing.assert_allclose(rows(out), right[0], atol=2e-4, rtol=2e-4)
+        np.testing.assert_allclose(rows(gradient), right[1], atol=2e-4, rtol=2e-4)
 
 
 @pytest.mark.parametrize("form", ["floats3d", "ragged"])
@@ -215,6 +269,9 @@ def test_configuration_knows_the_layer():
         ({"heads": 4, "scale": math.inf}, ValueError, "scale"),
         ({"heads": 4, "precision": "half"}, ValueError, "precision='half'"),
         ({"heads": 4, "deterministic": "yes"}, TypeError, "deterministic"),
+        ({"heads": 4, "dropout": 1.0}, ValueError, "dropout=1.0 must be from 0 to below 1"),
+        ({"heads": 4, "dropout": 0.1}, ValueError, "dropout=0.1 needs seed="),
+        ({"heads": 4, "seed": 7}, ValueError, "seed= is given, but dropout is None"),
     ],
     ids=str,
 )
