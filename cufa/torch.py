@@ -8,13 +8,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Never, Unpack, overload
 
 import ml_dtypes
 import torch
 from torch import Tensor
 
+from .calls import operators
 from .calls.backward import flash_attention_backward
 from .calls.forward import flash_attention
 from .calls.keywords import unknown_keyword
@@ -36,6 +37,7 @@ from .problem.typing import (
 )
 
 Window = tuple[int | None, int | None]
+Function = Callable[..., Any]
 
 
 # fmt: off
@@ -60,11 +62,13 @@ def attention(
     causal: bool = False, window: Window | None = None, mask: AnyMask | None = None,
     softcap: float | None = None, scale: float | None = None, alibi_slopes: Tensor | None = None,
     sink: Tensor | None = None, seqlens_q: Tensor | None = None, seqlens_k: Tensor | None = None,
+    score: Function | None = None, arrays: Mapping[str, Tensor] | None = None, bias: Tensor | None = None,
     dropout: float | None = None, seed: int | Tensor | None = None,
     algorithm: Algorithm = "auto", num_splits: int | None = None, precision: Precision | None = None,
     deterministic: bool | None = None, return_lse: bool = False, **unknown: Never,
 ) -> Any:  # fmt: skip
-    """:func:`cufa.flash_attention` with gradients for q, k, v and sink (FlashAttention-2, Dao, 2023, Algorithms 1, 2).
+    """:func:`cufa.flash_attention` with gradients for q, k, v, sink, bias and arrays of a score function
+    (FlashAttention-2, Dao, 2023, Algorithms 1, 2).
 
     Parameters
     ----------
@@ -76,6 +80,9 @@ def attention(
         Aligned bottom-right. PyTorch's ``is_causal`` is aligned top-left: ``mask=cufa.masks.causal("top-left")``.
     deterministic : bool, optional
         The gradients have the same bits in every run. Default: ``torch.are_deterministic_algorithms_enabled()``.
+    score, arrays : callable, and dict of Tensor, optional
+        ``score(s, b, h, i, j, **arrays)`` in NumPy, as for :func:`cufa.score`, and the tensors that it reads, on q's
+        device. A function is traced once: other tensors need no compilation. Tensors that require grad receive it.
     seed : int or Tensor, optional
         The seed of ``dropout``: an int, or int64 (2,) on q's device, a seed and a number. Each call needs another.
     others
@@ -96,11 +103,11 @@ def attention(
     _check_slopes(alibi_slopes)
     options = _text(
         deterministic, causal=causal, mask=_name(mask), algorithm=algorithm, precision=precision,
-        return_lse=return_lse, layout=layout, dropout=dropout,
+        return_lse=return_lse, layout=layout, dropout=dropout, **_score(score, arrays, bias),
     )  # fmt: skip
     numbers = _numbers(window, softcap, scale)
-    lengths = seqlens_q, seqlens_k, None, None
-    out, lse = _attention(q, k, v, alibi_slopes, sink, *lengths, _seed(seed), *numbers, num_splits, options)
+    given = alibi_slopes, sink, seqlens_q, seqlens_k, None, None, _seed(seed), _tensors(arrays, bias)
+    out, lse = _attention(q, k, v, *given, *numbers, num_splits, options)
     return (out, lse) if return_lse else out
 
 
@@ -125,7 +132,8 @@ def attention_varlen(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, *,
     causal: bool = False, window: Window | None = None, mask: AnyMask | None = None,
     softcap: float | None = None, scale: float | None = None, alibi_slopes: Tensor | None = None,
-    sink: Tensor | None = None, dropout: float | None = None, seed: int | Tensor | None = None,
+    sink: Tensor | None = None, score: Function | None = None, arrays: Mapping[str, Tensor] | None = None,
+    bias: Tensor | None = None, dropout: float | None = None, seed: int | Tensor | None = None,
     algorithm: Algorithm = "auto", precision: Precision | None = None, deterministic: bool | None = None,
     return_lse: bool = False, **unknown: Never,
 ) -> Any:  # fmt: skip
@@ -139,11 +147,11 @@ def attention_varlen(
     _check_slopes(alibi_slopes)
     options = _text(
         deterministic, causal=causal, mask=_name(mask), algorithm=algorithm, precision=precision,
-        return_lse=return_lse, dropout=dropout,
+        return_lse=return_lse, dropout=dropout, **_score(score, arrays, bias),
     )  # fmt: skip
     numbers = _numbers(window, softcap, scale)
-    lengths = None, None, cu_seqlens_q, cu_seqlens_k
-    out, lse = _attention(q, k, v, alibi_slopes, sink, *lengths, _seed(seed), *numbers, None, options)
+    given = alibi_slopes, sink, None, None, cu_seqlens_q, cu_seqlens_k, _seed(seed), _tensors(arrays, bias)
+    out, lse = _attention(q, k, v, *given, *numbers, None, options)
     return (out, lse) if return_lse else out
 
 
@@ -172,6 +180,21 @@ def _name(mask: AnyMask | None) -> str | None:
     mask = resolve_mask(False, None, mask)
     id(mask)  # makes torch.compile guard on this mask: it compiles anew for another one
     return mask.name_for_operators(torch.compiler.is_compiling())
+
+
+def _score(
+    score: Function | None, arrays: Mapping[str, Tensor] | None, bias: Tensor | None
+) -> dict[str, Any]:
+    """Options of the operator: the function by its name, and the names of its tensors."""
+    function, tensors = operators.score_of(score, arrays, bias)
+    return {"score": _name_of_function(function, torch.compiler.is_compiling()), "arrays": [*tensors]}
+
+
+_name_of_function = torch.compiler.assume_constant_result(operators.name_of)
+
+
+def _tensors(arrays: Mapping[str, Tensor] | None, bias: Tensor | None) -> list[Tensor]:
+    return [*(arrays or {}).values(), *([] if bias is None else [bias])]
 
 
 Numbers = tuple[bool, int | None, int | None, float | None, float | None]
@@ -203,12 +226,14 @@ def _options(text: str) -> dict[str, Any]:
 
 
 def _keywords(
-    text: str, numbers: Numbers, left_out: tuple[str, ...], q: Tensor, **more: Any
+    text: str, numbers: Numbers, left_out: tuple[str, ...], q: Tensor, arrays: list[Tensor], **more: Any
 ) -> dict[str, Any]:
     """Keywords of a call of cufa: options, the tensors that are given, and where CPU tensors are computed."""
     has_window, left, right, softcap, scale = numbers
     options = {name: x for name, x in _options(text).items() if name not in ("return_lse", *left_out)}
     options["mask"] = None if options["mask"] is None else kept(options["mask"])
+    named = zip(options.pop("arrays"), map(_array, arrays), strict=True)
+    options |= operators.arguments(options.pop("score"), named)
     options |= {"window": (left, right) if has_window else None, "softcap": softcap, "scale": scale}
     given = {name: _array(x) if isinstance(x, Tensor) else x for name, x in more.items() if x is not None}
     return {**options, **given, "device": None if q.is_cuda else "cpu"}
@@ -240,7 +265,7 @@ def _on_stream_of(q: Tensor) -> Iterator[None]:
 def _attention(
     q: Tensor, k: Tensor, v: Tensor,
     alibi_slopes: Tensor | None, sink: Tensor | None, seqlens_q: Tensor | None, seqlens_k: Tensor | None,
-    cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None, seed: Tensor | None,
+    cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None, seed: Tensor | None, arrays: list[Tensor],
     has_window: bool, left: int | None, right: int | None, softcap: float | None, scale: float | None,
     num_splits: int | None, options: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
@@ -250,7 +275,7 @@ def _attention(
     out, lse = _empty_results(q, v, options)
     given = [_array(x) for x in (q, k, v, cu_seqlens_q, cu_seqlens_k) if x is not None]
     keywords = _keywords(
-        options, (has_window, left, right, softcap, scale), ("deterministic",), q, out=out, lse=lse,
+        options, (has_window, left, right, softcap, scale), ("deterministic",), q, arrays, out=out, lse=lse,
         num_splits=num_splits, alibi_slopes=alibi_slopes, sink=sink, seqlens_q=seqlens_q, seqlens_k=seqlens_k,
         seed=seed,
     )  # fmt: skip
@@ -277,18 +302,20 @@ _attention.register_fake(lambda q, k, v, *others: _empty_results(q, v, others[-1
 def _backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dlse: Tensor | None,
     alibi_slopes: Tensor | None, sink: Tensor | None, seqlens_q: Tensor | None, seqlens_k: Tensor | None,
-    cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None, seed: Tensor | None,
+    cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None, seed: Tensor | None, arrays: list[Tensor],
     has_window: bool, left: int | None, right: int | None, softcap: float | None, scale: float | None,
     options: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    results = _empty_gradients(q, k, v, lse, sink)
-    dq, dk, dv, dsink = results
+) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor]]:  # fmt: skip
+    results = _empty_gradients(q, k, v, lse, sink, arrays, options)
+    dq, dk, dv, dsink, of_arrays = results
     given = [_array(x) for x in (dout, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k) if x is not None]
     keywords = _keywords(
-        options, (has_window, left, right, softcap, scale), (), q, dq=dq, dk=dk, dv=dv,
+        options, (has_window, left, right, softcap, scale), (), q, arrays, dq=dq, dk=dk, dv=dv,
         dsink=None if sink is None else dsink, dlse=dlse, alibi_slopes=alibi_slopes, sink=sink, seqlens_q=seqlens_q,
         seqlens_k=seqlens_k, seed=seed,
     )  # fmt: skip
+    names = keywords["gradients"]
+    keywords["gradients"] = dict(zip(names, map(_array, of_arrays), strict=True)) if names else ()
     call: Callable[..., Any] = (
         flash_attention_backward if cu_seqlens_q is None else flash_attention_varlen_backward
     )
@@ -298,36 +325,47 @@ def _backward(
 
 
 def _empty_gradients(
-    q: Tensor, k: Tensor, v: Tensor, lse: Tensor, sink: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, lse: Tensor, sink: Tensor | None, arrays: list[Tensor], options: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor]]:
     dsink = lse.new_empty(0 if sink is None else sink.shape)
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), dsink
+    found = _options(options)
+    of_arrays = [lse.new_empty(arrays[found["arrays"].index(name)].shape) for name in found["gradients"]]
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), dsink, of_arrays
 
 
 _backward.register_fake(
-    lambda dout, q, k, v, out, lse, dlse, slopes, sink, *others: _empty_gradients(q, k, v, lse, sink)
+    lambda dout, q, k, v, out, lse, dlse, slopes, sink, *others: _empty_gradients(
+        q, k, v, lse, sink, others[5], others[-1]
+    )
 )
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    tensors, ctx.numbers, ctx.options = inputs[:10], inputs[10:15], inputs[-1]
-    ctx.mask = (
-        None if (name := _options(ctx.options)["mask"]) is None else kept(name)
-    )  # kept as long as the graph
-    ctx.save_for_backward(*tensors, *output)
+    tensors, arrays, ctx.numbers, ctx.options = inputs[:10], inputs[10], inputs[11:16], inputs[-1]
+    names = (_options(ctx.options)[name] for name in ("mask", "score"))
+    ctx.mask, ctx.score = (None if name is None else kept(name) for name in names)  # as long as the graph
+    ctx.save_for_backward(*tensors, *output, *arrays)
 
 
 def _differentiate(ctx: Any, dout: Tensor, dlse: Tensor) -> tuple[Tensor | None, ...]:
-    q, k, v, *optional, out, lse = ctx.saved_tensors
+    (q, k, v, *optional, out, lse), arrays = ctx.saved_tensors[:12], [*ctx.saved_tensors[12:]]
     if dout.stride(-1) != 1:
         dout = dout.contiguous()
-    dlse_used = dlse.contiguous() if _options(ctx.options)["return_lse"] else None
-    options = ctx.options
+    options = dict(_options(ctx.options))
+    dlse_used = dlse.contiguous() if options["return_lse"] else None
+    wanted = ctx.needs_input_grad[10]
+    options["gradients"] = [name for name, needed in zip(options["arrays"], wanted, strict=True) if needed]
     if ctx.mask is not None:  # other masks may have taken its place since
-        options = json.dumps({**_options(options), "mask": ctx.mask.name_for_operators(False)})
-    dq, dk, dv, dsink = _backward(dout, q, k, v, out, lse, dlse_used, *optional, *ctx.numbers, options)
-    sink = optional[1]
-    return dq, dk, dv, None, None if sink is None else dsink.to(sink.dtype), *[None] * 12
+        options["mask"] = ctx.mask.name_for_operators(False)
+    options["score"] = operators.name_of(ctx.score, False)
+    dq, dk, dv, dsink, found = _backward(
+        dout, q, k, v, out, lse, dlse_used, *optional, arrays, *ctx.numbers, json.dumps(options)
+    )
+    sink, of_arrays = optional[1], iter(found)
+    darrays = [
+        next(of_arrays).to(x.dtype) if needed else None for x, needed in zip(arrays, wanted, strict=True)
+    ]
+    return dq, dk, dv, None, None if sink is None else dsink.to(sink.dtype), *[None] * 5, darrays, *[None] * 7
 
 
 _attention.register_autograd(_differentiate, setup_context=_setup_context)

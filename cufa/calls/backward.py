@@ -53,7 +53,7 @@ def flash_attention_backward(
     causal: bool = False, window: tuple[int | None, int | None] | None = None, mask: AnyMask | None = None,
     softcap: float | None = None, scale: float | None = None, alibi_slopes: Any = None, sink: Any = None,
     seqlens_q: Any = None, seqlens_k: Any = None, score: Score | None = None, bias: Any = None,
-    gradients: tuple[str, ...] = (), dropout: float | None = None, seed: Any = None,
+    gradients: tuple[str, ...] | dict[str, Any] = (), dropout: float | None = None, seed: Any = None,
     layout: Layout = "bhsd", algorithm: Algorithm = "auto", precision: Precision | None = None,
     dlse: Any = None, deterministic: bool = False,
     dq: Any = None, dk: Any = None, dv: Any = None, dsink: Any = None, device: Place | None = None,
@@ -80,8 +80,8 @@ def flash_attention_backward(
         The same values as in the forward call.
     layout, precision
         As in the forward call; precision may differ.
-    gradients : tuple of names
-        Arrays of ``score`` (or "bias") whose gradients are returned, too.
+    gradients : tuple of names, or dict of names to arrays
+        Arrays of ``score`` (or "bias") whose gradients are returned, too. A dict names the arrays that receive them.
     algorithm : "auto", "fa3" or "fa2"
         Which kernel computes the gradients; it may differ from the forward call's. Forward algorithms without a
         backward ("fa2_noskip", "fa1" and "naive") mean "auto".
@@ -164,7 +164,7 @@ def flash_attention_backward(
         change = resolve_score(score, bias)
         gradient_names = check_gradients(change, gradients)
         given, options = (
-            with_score(BACKWARD, given, change),
+            with_score(BACKWARD, given, change, gradients),
             (*options, change and change.expression, gradient_names),
         )
     if dropout is not None or seed is not None:

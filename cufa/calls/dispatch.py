@@ -282,7 +282,8 @@ def plan_shapes(
     problem = dataclasses.replace(problem, operation=operation)
     if in_8_bits:
         problem = dataclasses.replace(problem, scales=("head",) * 3, out_dtype="bfloat16")
-    if given := {name: x for name, x in optional.items() if x is not None}:
+    given = {name: x for name, x in optional.items() if x is not None}
+    if given or problem.score is not None:
         problem = optional_operands.planned(given, problem)
     could_move = device is None and not is_device_array(q)
     target = planning_device(device, any_serves(problem) if could_move else name != "float64")

@@ -122,7 +122,7 @@ def flash_attention(
         Probability with which each weight is dropped, from 0 to below 1, rounded to a multiple of 1/256 (above 0: at
         least 1/256). Kept weights are multiplied by 1 / (1 - dropout); lse includes dropped weights. Which weights are
         kept depends on seed, sequence, query head and the positions of query and key in their sequence only:
-        :func:`dropout_mask`. On a GPU, dropout takes neither a cache nor split keys.
+        :func:`dropout_mask`. On a GPU, dropout takes no cache.
     seed : int, or array of two 64-bit integers, optional
         The key of dropout's generator (Philox4x32-10), from 0 to 2**64 - 1. An array holds (seed, number): calls whose
         numbers differ in the low 32 bits drop different weights. An array on the GPU is read by kernels only: its owner
@@ -158,7 +158,8 @@ def flash_attention(
         Thread blocks of a GPU that share the keys of each query block. Their partial results are merged in the order
         of the keys: every run gives the same bits. None: the planner decides; it splits only if queries are too few to
         fill the GPU. At most one split per key tile. FA3's and FA2's kernels for float16 and bfloat16 split under band
-        masks; the CPU does not.
+        masks, without lengths and caches; the CPU does not. With ALiBi, sinks, score functions or dropout, keys are
+        split only if num_splits says so.
     precision : None, "float32" or "tf32"
         For float32 inputs on a GPU. None keeps float32 accuracy, unless ``CUPY_TF32=1`` is set.
     q_scale, k_scale, v_scale : float32 array, optional

@@ -5,18 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..plan.operation import SCORE_ARRAYS, SEED, Operation
+from ..plan.operation import SCORE_ARRAYS, SCORE_GRADIENTS, SEED, Operation
+from ..problem.checks import shown
 from ..problem.float8 import is_float8
 from ..problem.score_function import Score
 
 NO_SCORE = (None,) * len(SCORE_ARRAYS)
 
 
-def with_score(operation: Operation, given: Sequence[Any], score: Score | None) -> tuple[Any, ...]:
-    """The operands ``given``, in the operation's order, followed by the score function's arrays."""
+def with_score(
+    operation: Operation, given: Sequence[Any], score: Score | None, gradients: Any = ()
+) -> tuple[Any, ...]:
+    """The operands ``given``, in the operation's order, followed by the score function's arrays, and by the arrays that
+    receive their gradients if ``gradients`` is a dict."""
     if score is None:
         return tuple(given)
-    return operation.placed(given, SCORE_ARRAYS[0].name, [*score.arrays.values()])
+    given = operation.placed(given, SCORE_ARRAYS[0].name, [*score.arrays.values()])
+    if not isinstance(gradients, dict):
+        return given
+    for name, x in gradients.items():
+        if getattr(x, "shape", None) != score.arrays[name].shape:
+            raise ValueError(
+                f"gradients[{name!r}] must be an array of {name}'s shape {score.arrays[name].shape}, not {shown(x)}"
+            )
+    return operation.placed(given, SCORE_GRADIENTS[0].name, [gradients.get(name) for name in score.arrays])
 
 
 def with_seed(operation: Operation, given: Sequence[Any], seed: Any) -> tuple[Any, ...]:

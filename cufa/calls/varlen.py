@@ -179,7 +179,7 @@ def flash_attention_varlen_backward(
     dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, *,
     causal: bool = False, window: tuple[int | None, int | None] | None = None, mask: AnyMask | None = None,
     softcap: float | None = None, scale: float | None = None, alibi_slopes: Any = None, sink: Any = None,
-    score: Score | None = None, bias: Any = None, gradients: tuple[str, ...] = (),
+    score: Score | None = None, bias: Any = None, gradients: tuple[str, ...] | dict[str, Any] = (),
     dropout: float | None = None, seed: Any = None,
     algorithm: Algorithm = "auto", precision: Precision | None = None, dlse: Any = None,
     deterministic: bool = False,
@@ -222,7 +222,7 @@ def flash_attention_varlen_backward(
         dout, q, k, v, out, lse, dlse, dq, dk, dv,
         alibi_slopes, sink, None, None, cu_seqlens_q, cu_seqlens_k, *NO_SCORE, dsink,
     )  # fmt: skip
-    given = with_seed(BACKWARD, with_score(BACKWARD, given, change), seed)
+    given = with_seed(BACKWARD, with_score(BACKWARD, given, change, gradients), seed)
     seen, _, addresses = find(BACKWARD, given, options)
     if seen is not None:
         return seen(given, addresses)

@@ -20,11 +20,8 @@ import numpy as np
 
 from ..problem.checks import import_cupy
 
-#: XLA_FFI_DataType: the elements that attention takes.
-_DTYPES = {
-    4: np.dtype(np.int32), 8: np.dtype(np.uint32), 10: np.dtype(np.float16), 11: np.dtype(np.float32),
-    12: np.dtype(np.float64), 16: np.dtype(ml_dtypes.bfloat16),
-}  # fmt: skip
+#: XLA_FFI_DataType: the elements that attention and score functions take.
+_DTYPES = dict(enumerate(map(np.dtype, "?bhilBHILefd"), 1)) | {16: np.dtype(ml_dtypes.bfloat16)}
 _METADATA = 1  # XLA_FFI_Extension_Metadata: XLA asks for the handler's version, and runs nothing
 _EXECUTE = 3  # XLA_FFI_ExecutionStage_EXECUTE
 _INVALID_ARGUMENT = 3  # XLA_FFI_Error_Code_INVALID_ARGUMENT

@@ -79,9 +79,9 @@ def with_splits(problem: Problem, device: Device, choice: Choice, request: Reque
     if reason is not None or (request.config is not None and named is None):
         return choice
     configs = [named] if named is not None else _fitting(spec, problem, device)
-    if num_splits is None and named is None:
-        if unproven_splits(problem) or not _few_items(problem, device, choice.config):
-            return choice
+    worth_estimating = not unproven_splits(problem) and _few_items(problem, device, choice.config)
+    if num_splits is None and named is None and not worth_estimating:
+        return choice
     best = min(
         _estimates(problem, device, spec, configs, num_splits), key=lambda found: found.seconds, default=None
     )

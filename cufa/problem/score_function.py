@@ -84,7 +84,7 @@ def score(function: Callable[..., Any], **arrays: Any) -> Score:
     """
     if not callable(function):
         raise TypeError(f"function must be callable as function(s, b, h, i, j, **arrays), not {function!r}")
-    return _made(function, named_arrays(arrays))
+    return _made(function, named_arrays(arrays), _traced)
 
 
 def bias_score(bias: Any) -> Score:
@@ -95,7 +95,7 @@ def bias_score(bias: Any) -> Score:
             f"bias is {found.dtype} of shape {found.shape}: it takes floats of shape (batch or 1, heads or 1, "
             "seqlen_q or 1, seqlen_k or 1)"
         )
-    return _made(_add_bias, {"bias": found})
+    return _made(_add_bias, {"bias": found}, _traced_once)
 
 
 def _add_bias(s: Any, b: Any, h: Any, i: Any, j: Any, bias: Any) -> Any:
@@ -124,23 +124,28 @@ def forms_of(arrays: Mapping[str, Any]) -> tuple[ArrayForm, ...]:
     return tuple(ArrayForm(name, str(x.dtype), x.ndim) for name, x in arrays.items())
 
 
-def _made(function: Callable[..., Any], found: Mapping[str, Any]) -> Score:
-    forms = forms_of(found)
-    return Score(function, found, (_traced_bias if function is _add_bias else _traced)(function, forms))
+def operator_score(function: Callable[..., Any], arrays: Mapping[str, Any]) -> Score:
+    """As :func:`score`, for calls of an operator, which all name the function: it is traced once for each form of its
+    arrays."""
+    return _made(function, named_arrays(arrays), _traced_once)
+
+
+def _made(function: Callable[..., Any], found: Mapping[str, Any], traced: Callable[..., Expression]) -> Score:
+    return Score(function, found, traced(function, forms_of(found)))
 
 
 def _traced(function: Callable[..., Any], forms: tuple[ArrayForm, ...]) -> Expression:
     return trace(function, "the score function", _INPUTS, forms, FLOAT)
 
 
-_traced_bias = functools.cache(_traced)
-"""Cached: every call with ``bias=`` makes a score function."""
+_traced_once = functools.lru_cache(256)(_traced)
 
 
-def check_gradients(score: Score | None, gradients: Any) -> tuple[str, ...]:
+def check_gradients(score: Score | None, requested: Any) -> tuple[str, ...]:
     """The names of the arrays whose gradients are requested. Raises TypeError or ValueError."""
-    if isinstance(gradients, str) or not isinstance(gradients, (tuple, list)):
-        raise TypeError(f"gradients={gradients!r}: it takes a tuple of names of arrays, such as ('table',)")
+    if not isinstance(requested, (tuple, list, dict)):
+        raise TypeError(f"gradients={requested!r}: it takes a tuple of names of arrays, such as ('table',)")
+    gradients: tuple[str, ...] = tuple(requested)
     arrays = {} if score is None else score.arrays
     for name in gradients:
         if name not in arrays:
@@ -149,15 +154,13 @@ def check_gradients(score: Score | None, gradients: Any) -> tuple[str, ...]:
                 if arrays
                 else "there is no array: pass score= or bias="
             )
-            raise ValueError(f"gradients={tuple(gradients)} names {name!r}, but {has}")
+            raise ValueError(f"gradients={gradients} names {name!r}, but {has}")
         if np.dtype(arrays[name].dtype).kind not in "fV":
-            raise TypeError(
-                f"gradients={tuple(gradients)}: {name} is {arrays[name].dtype}, which has no gradient"
-            )
+            raise TypeError(f"gradients={gradients}: {name} is {arrays[name].dtype}, which has no gradient")
     if len({*gradients}) < len(gradients):
-        raise ValueError(f"gradients={tuple(gradients)} names an array twice")
+        raise ValueError(f"gradients={gradients} names an array twice")
     if score is not None and gradients:
-        change = score.change(tuple(gradients))
+        change = score.change(gradients)
         found = change.differentiated
         moving = {
             change.expression.code[place][2]
@@ -167,10 +170,10 @@ def check_gradients(score: Score | None, gradients: Any) -> tuple[str, ...]:
         for name in gradients:
             if change.place_of(name) not in moving:
                 raise ValueError(
-                    f"gradients={tuple(gradients)}: the score has no derivative with respect to {name}, which is read "
+                    f"gradients={gradients}: the score has no derivative with respect to {name}, which is read "
                     "only in conditions, indexes and roundings"
                 )
-    return tuple(gradients)
+    return gradients
 
 
 def resolve_score(score: Any, bias: Any) -> Score | None:

@@ -3,6 +3,7 @@ returns, take the keywords from here; tests/rooms/test_typing.py compares the tw
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias, TypedDict, TypeVar
 
 import numpy as np
@@ -50,12 +51,18 @@ class _Dense(TypedDict, total=False):
     layout: Layout
 
 
-class PackedOperatorOptions(_Choices, total=False):
-    """Keywords of :func:`cufa.torch.attention_varlen` except deterministic and return_lse."""
-
+class _Packed(_Choices, total=False):
     sink: Any
     dropout: float | None
     seed: Any
+    bias: Any
+
+
+class PackedOperatorOptions(_Packed, total=False):
+    """Keywords of :func:`cufa.torch.attention_varlen` except deterministic and return_lse."""
+
+    score: Callable[..., Any] | None
+    arrays: Mapping[str, Any] | None
 
 
 class OperatorOptions(PackedOperatorOptions, _Dense, total=False):
@@ -64,11 +71,10 @@ class OperatorOptions(PackedOperatorOptions, _Dense, total=False):
     num_splits: int | None
 
 
-class PackedOptions(PackedOperatorOptions, total=False):
+class PackedOptions(_Packed, total=False):
     """Keywords of :func:`cufa.flash_attention_varlen` except return_lse, where the result has q's dtype."""
 
     score: Score | None
-    bias: Any
     out: Any
     lse: Any
     device: Place | None
@@ -109,7 +115,7 @@ class PackedBackwardOptions(_Choices, total=False):
 
     score: Score | None
     bias: Any
-    gradients: tuple[str, ...]
+    gradients: tuple[str, ...] | dict[str, Any]
     dropout: float | None
     seed: Any
     dlse: Any

@@ -189,7 +189,9 @@ def _drops(model: Model[Any, Any], runs: int) -> list[dict[str, Any]]:
     if not rate:
         return [{}] * runs
     state = model.attrs["dropout_seed"]
-    if is_numpy_array(state) or not isinstance(state, xp.ndarray):  # of another device, or read-only from bytes
+    if is_numpy_array(state) or not isinstance(
+        state, xp.ndarray
+    ):  # of another device, or read-only from bytes
         state = model.attrs["dropout_seed"] = xp.array(to_numpy(state))
     seeds = xp.repeat(state[None], runs, axis=0)
     seeds[:, 1] += xp.arange(runs, dtype=seeds.dtype)

@@ -95,6 +95,15 @@ def test_kernels_that_split_no_keys_say_so(options, kernel):
     assert plan(num_splits=1, **options).split is None
 
 
+def test_lengths_and_irregular_masks_keep_keys_together():
+    for options in ({"seqlens_k": [99]}, {"mask": cufa.masks.prefix(3)}):
+        with pytest.raises(
+            ValueError, match=r"num_splits=4: keys cannot be split: .* splits keys of whole arrays"
+        ):
+            plan(num_splits=4, **options)
+        assert plan(**options).split is None
+
+
 def test_what_is_refused():
     """Splits with tiles that have none, and numbers that are none."""
     problem, whole = plan().problem, KERNELS["fa2_forward"].configs[1]

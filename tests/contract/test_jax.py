@@ -92,6 +92,60 @@ def test_the_array_api_takes_bfloat16():
     assert cufa.flash_attention(q, q, q, device="cpu").dtype == q.dtype
 
 
+def relative(s, b, h, i, j, table, shift):
+    return s + table[h, np.clip(j - i, -3, 3) + 3 + shift[0]]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "jit"])
+def test_gradients_of_arrays_of_a_score_function_of_a_bias_and_of_a_sink(compiled, device):
+    """Of those that are asked for; integers have none."""
+    dout, q, k, v = inputs("float32" if device == "cpu" else "bfloat16")
+    r = np.random.default_rng(2)
+    table, bias, sink = (r.standard_normal(n, np.float32) for n in ((4, 7), (1, 4, 1, 70), (4,)))
+    arrays, near = on(device, q, k, v, table, bias, sink), 1e-4 if device == "cpu" else 5e-2
+    shift = np.array([0], np.int8)
+
+    def of_table(q, k, v, table, bias, sink):
+        read = {"table": table, "shift": shift}
+        return attention(q, k, v, layout="bhsd", causal=True, score=relative, arrays=read, sink=sink)
+
+    def of_bias(q, k, v, table, bias, sink):
+        return attention(q, k, v, layout="bhsd", causal=True, bias=bias, sink=sink)
+
+    host = {"score": cufa.score(relative, table=table, shift=shift)}
+    for call, options, name, place in ((of_table, host, "table", 3), (of_bias, {"bias": bias}, "bias", 4)):
+        loss = lambda *x, call=call: (call(*x) * dout).sum()  # noqa: E731
+        made = jax.grad(loss, argnums=(0, place, 5))
+        options |= {"causal": True, "sink": sink}
+        dq, _, _, dsink, exact = cufa.attention_reference_backward(
+            dout, q, k, v, **options, gradients=(name,)
+        )
+        for x, y in zip((jax.jit(made) if compiled else made)(*arrays), (dq, exact, dsink), strict=True):
+            np.testing.assert_allclose(np.asarray(x, np.float64), y, atol=near * np.abs(y).max())
+        np.testing.assert_allclose(jax.grad(loss)(*arrays), dq, atol=near * np.abs(dq).max())
+
+
+def test_scores_that_are_refused():
+    q = inputs("float32")[1]
+    for options, error, words in (
+        (
+            {"score": cufa.score(lambda s, b, h, i, j: s)},
+            TypeError,
+            "score is Score: pass the function itself",
+        ),
+        ({"arrays": {}}, ValueError, "arrays= is given, but score is None"),
+        ({"bias": np.ones((1, 3, 1, 1))}, ValueError, r"bias has shape \(1, 3, 1, 1\)"),
+        (
+            {"score": relative, "arrays": {"table": q}},
+            TypeError,
+            "the score function relative is called with",
+        ),
+    ):
+        with pytest.raises(error, match=words):
+            jax.jit(lambda q, options=options: attention(q, q, q, layout="bhsd", **options))(q)
+
+
 def test_errors_name_the_argument():
     q, k, v = inputs("float32")[1:]
     with pytest.raises(ValueError, match="k has head_dim 8 but q has 32"):

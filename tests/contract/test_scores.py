@@ -142,6 +142,29 @@ def test_a_bias_broadcasts_and_has_a_gradient(shape):
     np.testing.assert_allclose(found, expected.sum(axis=axes, keepdims=True), atol=1e-10)
 
 
+def test_a_dict_of_gradients_names_the_arrays_that_receive_them():
+    q, k, v = make_inputs(1, 2, 1, 9, 12, 16, "float32")
+    arrays = {"table": np.ones((2, 5), np.float32), "factor": np.ones(2, np.float32)}
+    change = cufa.score(lambda s, b, h, i, j, table, factor: s * factor[h] + table[h, j % 5], **arrays)
+    out, lse = cufa.flash_attention(q, k, v, score=change, return_lse=True, device="cpu")
+    for given, call in (
+        ((q, q, k, v, out, lse), cufa.flash_attention_backward),
+        (
+            (*(x[0].swapaxes(0, 1) for x in (q, q, k, v, out)), lse[0], [0, 9], [0, 12]),
+            cufa.flash_attention_varlen_backward,
+        ),
+    ):
+        options = {"score": change, "device": "cpu"}
+        right = call(*given, **options, gradients=("factor", "table"))[3:]
+        into = {"factor": np.full(2, np.nan, np.float32), "table": np.full((2, 5), np.nan, np.float32)}
+        found = call(*given, **options, gradients=into)[3:]
+        for x, y, z in zip(found, into.values(), right, strict=True):
+            assert x is y
+            np.testing.assert_array_equal(x, z)
+        with pytest.raises(ValueError, match=r"gradients\['factor'\] must be an array of factor's shape"):
+            call(*given, **options, gradients={"factor": into["table"]})
+
+
 def test_packed_sequences_are_numbered_and_count_from_their_own_begin():
     q, k, v = make_inputs(1, 4, 2, 40, 40, 8, "float64")
     begins = np.array([0, 13, 40])

@@ -99,7 +99,9 @@ def changes_of(heads):
         "dropout": {"dropout": 0.3, "seed": 2**63 + 5},
         "score": {"score": cufa.score(relative, table=some)},
     }
-    return found | {"all": {name: x for change in found.values() for name, x in change.items()} | {"softcap": 4.0}}
+    return found | {
+        "all": {name: x for change in found.values() for name, x in change.items()} | {"softcap": 4.0}
+    }
 
 
 @each("emulate", "gpu", changes=[*changes_of(4)], queries=[16, 70])
@@ -115,7 +117,10 @@ def test_with_other_changes(backend, spec, changes, queries):
     if backend is EMULATE:
         configs = spec.fitting(spec.split_configs, 64, backend.device)
         more = {"mode": "checked", "config": next(x for x in configs if x.packed_heads == packed)}
-    for splits, mask in ((most, {"causal": True}), (1000, {"mask": cufa.masks.window(keys, 0, keys + first)})):
+    for splits, mask in (
+        (most, {"causal": True}),
+        (1000, {"mask": cufa.masks.window(keys, 0, keys + first)}),
+    ):
         how = {"algorithm": spec.algorithm, "num_splits": splits, **mask, **options}
         if backend is EMULATE:
             done = cufa.emulate(q, k, v, **how, **more)

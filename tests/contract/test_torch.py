@@ -148,8 +148,15 @@ def test_layout_and_lengths(device):
 
 def test_the_operators_follow_torchs_rules():
     q = torch.randn(1, 2, 5, 8, requires_grad=True)
-    text = _text(False, causal=True, mask=None, algorithm="auto", return_lse=True, layout="bhsd")
-    torch.library.opcheck(torch.ops.cufa.attention.default, (q, q, q, *[None] * 7, False, *[None] * 5, text))
+    options = {"causal": True, "mask": None, "algorithm": "auto", "return_lse": True, "layout": "bhsd"}
+    for arrays in ([], [torch.randn(1, 2, 1, 5, requires_grad=True)]):
+        names = ["bias"] * len(arrays)
+        text = _text(
+            False,
+            **{**options, "score": None, "arrays": names},
+        )
+        given = (q, q, q, *[None] * 7, arrays, False, *[None] * 5, text)
+        torch.library.opcheck(torch.ops.cufa.attention.default, given)
 
 
 @pytest.mark.parametrize("seed", [7, 2**64 - 1, torch.tensor([7, 3])], ids=str)
@@ -160,6 +167,70 @@ def test_dropout_is_cufas(seed):
     expected = cufa.attention_reference(*(x.detach().numpy() for x in (q, k, k)), **given)
     np.testing.assert_allclose(out.detach().numpy(), expected, atol=1e-14)
     torch.autograd.gradcheck(lambda q, k: attention(q, k, k, dropout=0.3, seed=seed), (q, k))
+
+
+def relative(s, b, h, i, j, table, factor):
+    return s * factor[h] + table[h, np.clip(j - i, -3, 3) + 3]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_gradients_of_a_score_functions_arrays(compiled, device):
+    """Of those that require grad. Another function, or other numbers, of the same shapes: no wrong reuse."""
+    make = {"device": device, "dtype": torch.bfloat16 if device == "cuda" else torch.float32}
+    q, dout = (torch.randn(2, 4, 70, 32, **make) for _ in range(2))
+    table, factor = torch.randn(4, 7, device=device, requires_grad=True), torch.rand(4, device=device)
+
+    def steeper(s, b, h, i, j, table, factor):
+        return s * factor[h] + 2 * table[h, np.clip(j - i, -3, 3) + 3]
+
+    def call(q, table, factor, function):
+        return attention(q, q, q, causal=True, score=function, arrays={"table": table, "factor": factor})
+
+    made = torch.compile(call, fullgraph=True, backend="aot_eager") if compiled else call
+    host = {"table": array(table, np.float32), "factor": array(factor, np.float32)}
+    x = q.float().cpu().numpy()
+    for function in (relative, steeper, relative):
+        (found,) = torch.autograd.grad(made(q, table, factor, function), table, dout)
+        exact = cufa.attention_reference_backward(
+            dout.float().cpu().numpy(), x, x, x, causal=True, score=cufa.score(function, **host),
+            gradients=("table",),
+        )[3]  # fmt: skip
+        near = {"atol": 0.05 * np.abs(exact).max()} if device == "cuda" else {"rtol": 1e-4, "atol": 1e-4}
+        np.testing.assert_allclose(array(found, np.float64), exact, **near)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_gradients_of_arrays_and_of_a_bias_in_float64(packed):
+    make = {"dtype": torch.double, "requires_grad": True}
+    q, table, bias = (torch.randn(shape, **make) for shape in ((1, 2, 5, 8), (2, 7), (1, 2, 1, 5)))
+    arrays = {"factor": torch.rand(2, **make), "table": table}
+    lengths = torch.tensor([0, 2, 5], dtype=torch.int32)
+
+    def call(q, table, factor, bias):
+        if packed:
+            x, given = q[0].transpose(0, 1), {"arrays": {"factor": factor, "table": table}}
+            return attention_varlen(x, x, x, lengths, lengths, score=relative, return_lse=True, **given)
+        return attention(q, q, q, bias=bias) + attention(
+            q, q, q, score=relative, arrays={"factor": factor, "table": table}
+        )
+
+    inputs = q, table, arrays["factor"], bias.detach() if packed else bias
+    assert torch.autograd.gradcheck(call, inputs)
+
+
+def test_scores_that_are_refused():
+    q = torch.randn(1, 2, 5, 8)
+    made = cufa.score(lambda s, b, h, i, j: s)
+    for options, error, words in (
+        ({"score": made}, TypeError, "score is Score: pass the function itself"),
+        ({"arrays": {}}, ValueError, "arrays= is given, but score is None"),
+        ({"score": relative, "bias": q}, ValueError, "score= and bias= both change scores"),
+        ({"bias": q[0]}, ValueError, r"bias is float32 of shape \(2, 5, 8\)"),
+        ({"score": relative, "arrays": {"s": q}}, ValueError, "s= cannot be an array of a score function"),
+    ):
+        with pytest.raises(error, match=words):
+            attention(q, q, q, **options)
 
 
 def test_a_wrong_argument_is_named():
