@@ -2,6 +2,7 @@
 #pragma once
 #include "shared/lengths.cuh"
 #include "shared/pages.cuh"
+#include "shared/score_params.cuh"
 
 // k and v are (num_pages, kv_heads, page_size, head_dim); seqlen_k is the room of a sequence.
 struct CacheParams : AttentionParams {
@@ -13,6 +14,16 @@ struct CacheParams : AttentionParams {
   const void* tree;          // TREE: (batch, tree_tokens) or (batch, tree_tokens, tree_tokens)
   i64 table_stride;
   i32 page_size, num_pages, tree_tokens;
+};
+
+// As ScoredParams (shared/score_params.cuh).
+struct ScoredCacheParams : CacheParams {
+  const void* score0;
+  const void* score1;
+  const void* score2;
+  const void* score3;
+  ScoreArray array0, array1, array2, array3;
+  float score_scale;
 };
 
 // The parameters of a build with a cache.

@@ -4,8 +4,9 @@
 #include "shared/score_function.cuh"
 
 struct CacheParams;
-using UndroppedParams = typename Choose<SCORE, ScoredParams, typename Choose<CACHED, CacheParams, AttentionParams>::type>::type;
+struct ScoredCacheParams;
+using UndroppedParams = typename Choose<SCORE, typename Choose<CACHED, ScoredCacheParams, ScoredParams>::type,
+                                        typename Choose<CACHED, CacheParams, AttentionParams>::type>::type;
 using ForwardParams =
     typename Choose<DROPOUT, typename Choose<SCORE, ScoredDroppedParams, DroppedParams>::type, UndroppedParams>::type;
-static_assert(!SCORE || !CACHED, "score functions of prefill take keys that lie in an array");
 static_assert(!DROPOUT || !CACHED, "dropout takes keys that lie in an array");

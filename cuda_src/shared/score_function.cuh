@@ -58,10 +58,11 @@ DEVICE void for_each_score(View S, const ScoreFunction<Params>& function, int ro
   }
 }
 
-// A hyperbolic tangent costs less if all arguments of a warp are near 0, which a first pass finds out.
-template <typename Params, typename View>
+// A hyperbolic tangent costs less if all arguments of a warp are near 0, which a first pass finds out. With ALONE, the rows of a
+// warp do not decide on each other's bits.
+template <bool ALONE = false, typename Params, typename View>
 DEVICE void apply_function(View S, const ScoreFunction<Params>& function, int row, int key) {
-  if constexpr (ScoreFunction<Params>::HAS_TANH) {
+  if constexpr (ScoreFunction<Params>::HAS_TANH && !ALONE) {
     float greatest = 0.0f;
     if constexpr (ScoreFunction<Params>::TANH_OF_PRODUCT) {
       greatest = greatest_magnitude(S);

@@ -46,8 +46,6 @@ def cached_problem(
             )
     if options.dropped:
         raise ValueError("dropout= does not go with keys in a cache: leave it out")
-    if options.score is not None:
-        raise ValueError("score= and bias= do not go with keys in a cache: leave them out")
     check_equal("v", inputs["v"].shape, "k", inputs["k"].shape)
     found = {**dict.fromkeys(_NAMES), **inputs}
     queries = _queries(found, options.layout)

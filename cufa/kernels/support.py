@@ -150,6 +150,8 @@ def unproven(kernel: Kernel, problem: Problem) -> str | None:
     kind = problem.mask.irregular_kind
     if problem.dropped:
         return f"has not run on a GPU with dropout: pass algorithm={kernel.algorithm!r}"
+    if problem.lengths.in_cache and problem.score is not None and problem.operation == "forward":
+        return f"has not run on a GPU with a score function over a cache: pass algorithm={kernel.algorithm!r}"
     if problem.deterministic and (kind or problem.score is not None):
         other = _IRREGULAR_MASKS.get(kind, kind) or _OPTIONS["score"]
         return f"has not run on a GPU with a fixed order and {other}: pass algorithm={kernel.algorithm!r}"

@@ -187,6 +187,7 @@ class Forward(DenseOperation):
     dropped_params = Params("shared/dropout_params.cuh", "DroppedParams")
     scored_dropped_params = Params("shared/dropout_params.cuh", "ScoredDroppedParams")
     cache_params = Params("forward/cache.cuh", "CacheParams")
+    scored_cache_params = Params("forward/cache.cuh", "ScoredCacheParams")
     # Larger tiles than on a GPU amortise NumPy's call overhead, and 512 KiB of float32 scores fit a core's L2 cache.
     cpu_config = TileConfig(block_q=256, block_kv=512, num_warps=0)
 
@@ -214,7 +215,7 @@ class Forward(DenseOperation):
         if problem.dropped:
             return self.dropped_params if problem.score is None else self.scored_dropped_params
         if problem.score is not None:
-            return self.scored_params
+            return self.scored_cache_params if problem.lengths.in_cache else self.scored_params
         if problem.running is not None:
             return self.running_params
         if problem.lengths.in_cache:

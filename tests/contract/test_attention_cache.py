@@ -18,6 +18,13 @@ PARENTS = np.full((len(MIXED), _TOKENS), -1, np.int32)
 for _place in np.ndindex(PARENTS.shape):
     PARENTS[_place] = np.random.default_rng(_place).integers(-1, max(_place[1], 1))
 PARENTS[:, 0] = -1
+
+
+def _capped(s, b, h, i, j, delta, table):
+    """Of the sequence, too: the numbers of queries and keys count within the call, and delta leads to its own."""
+    return 20 * np.tanh(s / 20) + table[h, np.clip(i + delta - j, 0, 39)]
+
+
 OPTIONS = {
     "causal": {"causal": True},
     "full": {"window": (None, None)},
@@ -29,6 +36,7 @@ OPTIONS = {
     },
     "tree, sink": {"tree": PARENTS, "sink": SINK},
     "tree of booleans": {"tree": ancestors(PARENTS), "softcap": 9.0},
+    "score": {"causal": True, "score": cufa.score(_capped, table=np.linspace(-1, 1, 4 * 40).reshape(4, 40)), "sink": SINK},
 }
 CASES = [
     # backend, algorithm, dtype, head dim, page size, options
@@ -41,6 +49,8 @@ CASES = [
     (EMULATE, "fa2", "bfloat16", 136, 0, "causal"),
     (EMULATE, "fa3", "float16", 64, 64, "tree, sink"),
     (EMULATE, "fa2", "float16", 64, 16, "tree of booleans"),
+    (EMULATE, "fa3", "float16", 64, 16, "score"),
+    (EMULATE, "fa2", "bfloat16", 64, 7, "score"),
     *[
         (GPU, algorithm, dtype, head_dim, size, name)
         for algorithm in ("fa3", "fa2")

@@ -19,6 +19,10 @@ OPTIONS = {
     "soft cap": {"causal": True, "softcap": 30.0},
     "window, ALiBi": {"window": (70, 0), "alibi_slopes": np.linspace(0.1, 0.7, HEADS).astype(np.float32)},
     "sink": {"causal": True, "sink": np.linspace(-1, 3, HEADS).astype(np.float32)},
+    "score": {
+        "causal": True,
+        "score": cufa.score(lambda s, b, h, i, j, delta: 40 * np.tanh(s / 40) - 0.01 * (i + delta - j)),
+    },
 }
 CASES = [
     # backend, algorithm, dtype, head dim, options
@@ -26,6 +30,8 @@ CASES = [
     (EMULATE, "fa3", "bfloat16", 128, "small soft cap"),
     (EMULATE, "fa3", "float16", 64, "window, ALiBi"),
     (EMULATE, "fa2", "float16", 64, "small soft cap"),
+    (EMULATE, "fa3", "float16", 64, "score"),
+    (EMULATE, "fa2", "bfloat16", 64, "score"),
     *[
         (GPU, algorithm, dtype, head_dim, name)
         for algorithm in ("fa3", "fa2")

@@ -166,7 +166,7 @@ struct ConsumerItems {
   template <typename Tag>
   DEVICE void change_scores() {
     const auto S = fragment_view(S_rmem);
-    if constexpr (SCORE) apply_function(S, function, row, tiles.j * Bc + S.lane_column(lane));
+    if constexpr (SCORE) apply_function<INVARIANT>(S, function, row, tiles.j * Bc + S.lane_column(lane));
     if constexpr (SOFTCAP && !INVARIANT && Tag::value == CLEAR) {
       // The polynomial is tried first where that is faster (NOTES.md); under irregular masks it would spill.
       constexpr bool MOSTLY_NEAR_0 = HEAD_DIM <= 128 && !is_irregular(MASK_KIND);
