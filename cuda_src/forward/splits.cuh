@@ -15,7 +15,8 @@ constexpr int HEAD_ROWS = BLOCK_Q / PACKED_HEADS;  // queries of one head in a t
 constexpr int COMBINE_THREADS = 256;
 static_assert(HEAD_ROWS * PACKED_HEADS == BLOCK_Q && HEAD_ROWS % 16 == 0, "heads have whole 16-row tiles");
 static_assert(PACKED_HEADS == 1 || SPLIT_KEYS, "only the merge of SPLIT_KEYS unpacks packed heads");
-static_assert(!SPLIT_KEYS || LENGTHS_KIND == DENSE, "SPLIT_KEYS takes no lengths");
+static_assert(!SPLIT_KEYS || LENGTHS_KIND != PACKED, "SPLIT_KEYS takes no packed sequences");
+static_assert(PACKED_HEADS == 1 || (LENGTHS_KIND == DENSE && !is_irregular(MASK_KIND)), "heads share tiles of whole arrays");
 
 // The query in a row of the tile, counted from the first query of the query block.
 DEVICE int query_of_row(int row) { return PACKED_HEADS == 1 ? row : row % HEAD_ROWS; }
@@ -39,11 +40,16 @@ DEVICE TileRange split_tiles(const AttentionParams& p, const TileRange& tiles, i
   return part;
 }
 
+// The key tiles that a query block visits. Under an irregular mask: all tiles, of which each split visits those that it sees.
+template <int BC>
+DEVICE TileRange tiles_of_block(const AttentionParams& p, const HeadMask& mask, int q_block) {
+  return LENGTHS_KIND == DENSE ? visited_tiles<HEAD_ROWS, BC>(p, q_block) : visited_tiles<HEAD_ROWS, BC>(mask, q_block);
+}
+
 // The key tiles that this thread block visits.
 template <int BC>
 DEVICE TileRange block_tiles(const AttentionParams& p, const HeadMask& mask, int q_block) {
-  const TileRange tiles = LENGTHS_KIND == DENSE ? visited_tiles<HEAD_ROWS, BC>(p, q_block)
-                                                : visited_tiles<HEAD_ROWS, BC>(mask, q_block);
+  const TileRange tiles = tiles_of_block<BC>(p, mask, q_block);
   if constexpr (SPLIT_KEYS) return split_tiles(p, tiles, int(blockIdx.y));
   return tiles;
 }
@@ -82,8 +88,8 @@ DEVICE void leave_part(const AttentionParams& p, const WorkItem& item, int first
   }
 }
 
-// The second launch: one thread per four columns of an output row. A row whose query block sees no key has no parts. A sink
-// joins as one more part, without values; the factor of kept weights (DROPOUT) is that of whole rows.
+// The second launch: one thread per four columns of an output row. A row has no parts if its query block sees no key, or if it is
+// padding. A sink joins as one more part, without values; the factor of kept weights (DROPOUT) is that of whole rows.
 template <int BC, typename Params>
 DEVICE void combine_splits(const Params& p) {
   const u32 index = blockIdx.x * COMBINE_THREADS + threadIdx.x;
@@ -92,13 +98,15 @@ DEVICE void combine_splits(const Params& p) {
   const int vector = int(index % VECTORS), query = int(row % u32(p.seqlen_q)), q_block = query / HEAD_ROWS;
   const u32 head_of_batch = row / u32(p.seqlen_q);
   const WorkItem item = {q_block, int(head_of_batch % u32(p.heads)), int(head_of_batch / u32(p.heads))};
-  const TileRange tiles = visited_tiles<HEAD_ROWS, BC>(p, q_block);
+  const auto sequence = sequence_of(p, item.batch);
+  const bool exists = LENGTHS_KIND == DENSE || query < sequence.rows();
+  const TileRange tiles = exists ? tiles_of_block<BC>(p, head_mask(p, sequence), q_block) : TileRange{};
   const int count = tiles.end - tiles.first, each = tiles_per_split(p, tiles);
   const int tile_row = item.head % PACKED_HEADS * HEAD_ROWS + query % HEAD_ROWS;
   float o[4] = {}, m = NO_SCORE, l = 0.0f;
   merge_parts(o, m, l, tiles.empty() ? 0 : (count + each - 1) / each, vector,
               [&](int split) { return part_row(p, item, split, tile_row); });
-  if constexpr (SINK) add_part(o, m, l, {}, {float_as_u32(load_sink(p.sink + item.head) * LOG2_E), float_as_u32(1.0f)});
+  if (SINK && exists) add_part(o, m, l, {}, {float_as_u32(load_sink(p.sink + item.head) * LOG2_E), float_as_u32(1.0f)});
   if (vector == 0 && p.lse != nullptr) st_global(lse_row(p, item, query), natural_lse(m, l));
   store_vector(output_row(p, item, query) + vector * 8, o, of_kept(p, l == 0.0f ? 0.0f : rcp(l)));
 }

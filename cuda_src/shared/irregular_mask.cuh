@@ -177,15 +177,15 @@ struct TileWalk {
 
   DEVICE explicit TileWalk(int from_) : from(from_), mine(0) {}
 
-  // The next tile of `total`; classify(tile) -> TileClass.
+  // The next tile before `end` or, DOWNWARDS, from `end` on; classify(tile) -> TileClass.
   template <typename Classify>
-  DEVICE WalkedTile next(int total, const Classify& classify) {
+  DEVICE WalkedTile next(int end, const Classify& classify) {
     u32 found = redux_max(mine);
     while (found == 0) {
-      if (DOWNWARDS ? from < 0 : from >= total) return {-1};
+      if (DOWNWARDS ? from < end : from >= end) return {-1};
       const int tile = DOWNWARDS ? from - lane_id() : from + lane_id();
       TileClass is{false, false};
-      if (DOWNWARDS ? tile >= 0 : tile < total) is = classify(tile);
+      if (DOWNWARDS ? tile >= end : tile < end) is = classify(tile);
       mine = is.some ? u32(32 - lane_id()) << 1 | u32(!is.every) : 0;  // the largest comes first
       from += DOWNWARDS ? -32 : 32;
       found = redux_max(mine);

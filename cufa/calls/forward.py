@@ -115,14 +115,15 @@ def flash_attention(
         :func:`flash_attention_varlen`. Lengths on a GPU are read by kernels only, unchecked: their owner may change
         them between calls and between replays of a graph. Lengths on the host are checked, and copied by each call.
     score : cufa.score, optional
-        A change of scaled scores, written in NumPy: :func:`cufa.score`. It is applied before the soft cap.
+        A change of scaled scores, written in NumPy: :func:`cufa.score`. It is applied before the soft cap. With a
+        cache, i counts the queries of the call: key i + delta is query i's own.
     bias : array, (batch or 1, heads or 1, seqlen_q or 1, seqlen_k or 1), optional
         Added to scaled scores, in place of ``score``: any float dtype and strides, read in place.
     dropout : float, optional
         Probability with which each weight is dropped, from 0 to below 1, rounded to a multiple of 1/256 (above 0: at
         least 1/256). Kept weights are multiplied by 1 / (1 - dropout); lse includes dropped weights. Which weights are
         kept depends on seed, sequence, query head and the positions of query and key in their sequence only:
-        :func:`dropout_mask`. On a GPU, dropout takes no cache.
+        :func:`dropout_mask`. Not with keys in a cache.
     seed : int, or array of two 64-bit integers, optional
         The key of dropout's generator (Philox4x32-10), from 0 to 2**64 - 1. An array holds (seed, number): calls whose
         numbers differ in the low 32 bits drop different weights. An array on the GPU is read by kernels only: its owner
@@ -157,9 +158,9 @@ def flash_attention(
     num_splits : int, optional
         Thread blocks of a GPU that share the keys of each query block. Their partial results are merged in the order
         of the keys: every run gives the same bits. None: the planner decides; it splits only if queries are too few to
-        fill the GPU. At most one split per key tile. FA3's and FA2's kernels for float16 and bfloat16 split under band
-        masks, without lengths and caches; the CPU does not. With ALiBi, sinks, score functions or dropout, keys are
-        split only if num_splits says so.
+        fill the GPU. At most one split per key tile. FA3's and FA2's kernels for float16 and bfloat16 split keys,
+        except with invariant; the CPU does not. Under irregular masks, and with lengths, caches, ALiBi, sinks, score
+        functions or dropout, keys are split only if num_splits says so.
     precision : None, "float32" or "tf32"
         For float32 inputs on a GPU. None keeps float32 accuracy, unless ``CUPY_TF32=1`` is set.
     q_scale, k_scale, v_scale : float32 array, optional

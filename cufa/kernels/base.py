@@ -239,11 +239,13 @@ class ForwardKernel(Kernel):
     ) -> tuple[Launch, ...]:  # fmt: skip
         """``launch``, whose grid is the query blocks, after the pass over the mask. If keys are split: one block per
         split, then the launch ``merge``, with a thread for each four columns of a row."""
+        before = *append_launches(problem), *mask_launches(problem, config)
         if not config.split_keys:
-            return (*append_launches(problem), *mask_launches(problem, config), launch)
+            return (*before, launch)
         count = split.count if split else 2  # None: `cufa compile`, whose builds do not depend on it
         vectors = problem.batch * problem.heads * problem.seqlen_q * problem.v_dim // 4
         return (
+            *before,
             dataclasses.replace(launch, grid=(launch.grid[0], count, 1), persistent=False),
             Launch(
                 merge, (ceil_div(vectors, _COMBINE_THREADS), 1, 1), _COMBINE_THREADS, 0, dependent=dependent

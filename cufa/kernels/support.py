@@ -64,7 +64,7 @@ _SHORT = {
 _ANY_V_DIM = "; v's may differ"
 
 #: Options that go with split keys.
-_SPLIT_OPTIONS = {"alibi", "sink", "score", "dropout"}
+_SPLIT_OPTIONS = {"alibi", "sink", "score", "dropout", "padded", "cache", "tree"}
 
 
 def refusal(
@@ -164,7 +164,7 @@ def unproven(kernel: Kernel, problem: Problem) -> str | None:
 def unproven_splits(problem: Problem) -> bool:
     """Whether the planner splits keys only if the caller asks: the combination was executed on a CPU, but has not run
     on a GPU."""
-    return next(_options(problem), None) is not None
+    return bool(problem.mask.irregular_kind) or next(_options(problem), None) is not None
 
 
 def _mask_reasons(kernel: Kernel, problem: Problem) -> Iterator[str]:
@@ -211,6 +211,8 @@ def _config_reasons(config: TileConfig, problem: Problem) -> Iterator[str]:
         yield f"has {config.block_q} rows a tile, where {' or '.join(map(str, config.rows_served))} are served"
     if problem.lengths.in_cache and not config.serves_cache(problem.head_dim):
         yield f"is not built for keys in a cache at head_dim {problem.head_dim}"
+    if getattr(config, "packed_heads", 1) > 1 and problem.tiles_are_listed:
+        yield "has heads that share tiles, which takes band masks over whole arrays"
     others = problem.mask.irregular_kind or problem.softcap is not None or {*_options(problem)} - {"alibi"}
     if config.plain_only and others:
         yield "takes band masks over whole arrays alone, without softcap, sink or a fixed order of additions"
@@ -219,8 +221,9 @@ def _config_reasons(config: TileConfig, problem: Problem) -> Iterator[str]:
 def _split_reasons(kernel: Kernel, problem: Problem) -> Iterator[str]:
     if not kernel.split_configs:
         yield f"{kernel.name} has no config that splits keys"
-    if problem.mask.irregular_kind or not {*_options(problem)} <= _SPLIT_OPTIONS:
-        yield f"{kernel.name} splits keys of whole arrays with band masks, not of sequences with lengths or in a cache"
+    for option in _options(problem):
+        if option not in _SPLIT_OPTIONS:
+            yield f"{kernel.name} splits keys without {_OPTIONS[option].removeprefix('a ')}"
 
 
 def _options(problem: Problem) -> Iterator[str]:

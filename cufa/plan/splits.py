@@ -2,8 +2,10 @@
 
 A work item is a query block of a head. If a problem has fewer work items than the GPU has SMs, or queries for at most
 half a tile, its keys may be split over thread blocks (Flash-Decoding, with tiles of many queries). Query heads of one
-query group may then share a tile (packed heads). The cost model estimates seconds on an H200. Only ratios of estimates
-are compared; other GPUs have similar ratios if their FLOP/s and bandwidth differ by similar factors:
+query group may then share a tile (packed heads), in whole arrays under band masks. Under an irregular mask, each
+split has an equal share of all tiles, and visits those that its query block sees. The cost model estimates seconds on
+an H200. Only ratios of estimates are compared; other GPUs have similar ratios if their FLOP/s and bandwidth differ by
+similar factors:
 
     tile     = 4 head_dim block_q block_kv × blocks on an SM / ``Kernel.flops`` (FLOP/s of an SM);
                at least ``Kernel.tile_latency``, which decides if a block has its SM for itself
@@ -78,7 +80,7 @@ def with_splits(problem: Problem, device: Device, choice: Choice, request: Reque
         raise ValueError(_cannot_split(num_splits, named, reason))
     if reason is not None or (request.config is not None and named is None):
         return choice
-    configs = [named] if named is not None else _fitting(spec, problem, device)
+    configs = [spec.over_cache(named, problem)] if named is not None else _fitting(spec, problem, device)
     worth_estimating = not unproven_splits(problem) and _few_items(problem, device, choice.config)
     if num_splits is None and named is None and not worth_estimating:
         return choice
@@ -135,7 +137,9 @@ def _splits(config: TileConfig) -> bool:
 def _fitting(spec: Kernel, problem: Problem, device: Device) -> list[TileConfig]:
     """The kernel's split configs that fit the device, and whose packed heads divide the query group."""
     fitting = spec.fitting(spec.split_configs, problem.head_dim, device, problem.v_dim)
-    return [config for config in fitting if problem.group_size % (config.block_q // config.head_rows) == 0]
+    divide = (config for config in fitting if problem.group_size % (config.block_q // config.head_rows) == 0)
+    fitting = tuple(config for config in divide if refusal(spec, problem, config=config) is None)
+    return [spec.over_cache(config, problem) for config in fitting]
 
 
 def _few_items(problem: Problem, device: Device, config: TileConfig) -> bool:
@@ -157,11 +161,18 @@ def _estimates(
     problem: Problem, device: Device, spec: Kernel, configs: Iterable[TileConfig], num_splits: int | None
 ) -> Iterator[Estimate]:
     for config in configs:
-        most = int(_schedule(problem, config).visits.max())
+        most = _most_tiles(problem, config)
         upto = max(2, 2 * _held(device, spec, config, problem) // config.query_items(problem))
         counts = range(1, min(most, upto) + 1) if num_splits is None else (min(num_splits, max(most, 1)),)
         for count in counts:
             yield Estimate(config, count, seconds(problem, device, spec, config, count))
+
+
+def _most_tiles(problem: Problem, config: TileConfig) -> int:
+    """The most tiles that a query block shares out."""
+    if problem.tiles_are_listed:  # visited or not, and in any of the sequences
+        return -(-problem.seqlen_k // config.block_kv)
+    return int(_schedule(problem, config).visits.max())
 
 
 @functools.lru_cache(64)  # the same for every number of splits

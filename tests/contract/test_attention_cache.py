@@ -36,7 +36,11 @@ OPTIONS = {
     },
     "tree, sink": {"tree": PARENTS, "sink": SINK},
     "tree of booleans": {"tree": ancestors(PARENTS), "softcap": 9.0},
-    "score": {"causal": True, "score": cufa.score(_capped, table=np.linspace(-1, 1, 4 * 40).reshape(4, 40)), "sink": SINK},
+    "score": {
+        "causal": True,
+        "score": cufa.score(_capped, table=np.linspace(-1, 1, 4 * 40).reshape(4, 40)),
+        "sink": SINK,
+    },
 }
 CASES = [
     # backend, algorithm, dtype, head dim, page size, options
@@ -99,6 +103,34 @@ def test_each_sequence_is_a_call_of_its_own(backend, algorithm, dtype, head_dim,
             np.testing.assert_allclose(
                 alone.astype(float), beside.astype(float), atol=1e-5 if backend is CPU else 0
             )
+
+
+@pytest.mark.parametrize(
+    ("backend", "algorithm", "page_size", "name"),
+    [
+        pytest.param(*x, id="-".join(map(str, x)), marks=MARKS[x[0].name])
+        for backend in (EMULATE, GPU)
+        for x in (
+            (backend, "fa3", 16, "window, sink"),
+            (backend, "fa3", 0, "score"),
+            (backend, "fa3", 64, "tree, sink"),
+            (backend, "fa2", 7, "causal"),
+            (backend, "fa2", 0, "ALiBi, softcap"),
+        )
+    ],
+)
+def test_keys_in_splits(backend, algorithm, page_size, name):
+    """More splits than most sequences have tiles; and the same bits in every run."""
+    case = cache_case(page_size, 64, "float16")
+    found = [
+        _call(backend, case.padded(), algorithm=algorithm, num_splits=5, **OPTIONS[name])[0] for _ in range(2)
+    ]
+    assert found[0].tobytes() == found[1].tobytes()
+    packed = np.zeros_like(case.operands["q"])
+    for b, (_, new) in enumerate(MIXED):
+        packed[case.queries(b)] = found[0][b, :, :new].swapaxes(0, 1)
+        assert not found[0][b, :, new:].any()
+    assert_attention_of(case, packed, **OPTIONS[name])
 
 
 @backends("gpu")

@@ -95,13 +95,17 @@ def test_kernels_that_split_no_keys_say_so(options, kernel):
     assert plan(num_splits=1, **options).split is None
 
 
-def test_lengths_and_irregular_masks_keep_keys_together():
+def test_lengths_and_irregular_masks_are_split_if_asked():
+    """Into no more splits than an array has tiles; heads share no tile."""
     for options in ({"seqlens_k": [99]}, {"mask": cufa.masks.prefix(3)}):
-        with pytest.raises(
-            ValueError, match=r"num_splits=4: keys cannot be split: .* splits keys of whole arrays"
-        ):
-            plan(num_splits=4, **options)
+        found = plan((1, 32, 16, 128), num_splits=400, **options)
+        assert found.num_splits == 8192 // found.config.block_kv
+        assert found.config.packed_heads == 1
         assert plan(**options).split is None
+    with pytest.raises(
+        ValueError, match="fa3_forward splits keys without bits that depend on the sequence alone"
+    ):
+        plan(num_splits=4, cache_seqlens=[99], invariant=True)
 
 
 def test_what_is_refused():

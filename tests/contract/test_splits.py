@@ -135,6 +135,50 @@ def test_with_other_changes(backend, spec, changes, queries):
         np.testing.assert_allclose(lse, exact_lse, atol=2e-3, rtol=2e-3)
 
 
+#: On an executor of 300 keys, on a GPU of 3001; 70 queries, two sequences.
+LISTED = {
+    "padded": lambda keys: {
+        "seqlens_q": [9, 70],
+        "seqlens_k": [keys // 3, keys - 5],
+        "causal": True,
+        "sink": [0.5] * 4,
+    },
+    "no keys": lambda keys: {"seqlens_k": [0, keys], "alibi_slopes": [0.1, 0, 0.2, 0.3], "softcap": 9.0},
+    "streaming": lambda keys: {"mask": cufa.masks.streaming(5, 40)},
+    "columns": lambda keys: {"mask": cufa.masks.evict(np.arange(keys) % 90)},
+    "bits": lambda keys: {
+        "mask": np.random.default_rng(0).random((2, 1, 70, keys)) < 0.02,
+        "dropout": 0.2,
+        "seed": 3,
+    },
+    "a tile alone": lambda keys: {"mask": np.arange(keys) == np.full((70, 1), keys // 2)},
+}
+
+
+@each("emulate", "gpu", listed=LISTED)
+def test_lengths_and_irregular_masks(backend, spec, listed):
+    """Splits in which a query block sees no tile; rows of padding."""
+    if not spec.runs_on(backend.device.arch.capability):
+        pytest.skip(f"{spec.name} does not run on this GPU")
+    keys, most = ((300, 3), (3001, 24))[backend is GPU]
+    q, k, v = make_inputs(2, 4, 2, 70, keys, 64, "bfloat16")
+    options = {
+        name: np.array(x, np.int32 if "seq" in name else np.float32) if isinstance(x, list) else x
+        for name, x in LISTED[listed](keys).items()
+    }
+    for splits in (most, 1000):
+        how = {"algorithm": spec.algorithm, "num_splits": splits, **options}
+        if backend is EMULATE:
+            done = cufa.emulate(q, k, v, mode="checked", **how)
+            assert not done.findings and done.plan.num_splits > 1
+            out, lse = done.results["out"], done.results["lse"]
+        else:
+            out, lse = cufa.flash_attention(q, k, v, return_lse=True, device="cuda", **how)
+        exact, exact_lse = cufa.attention_reference(q, k, v, return_lse=True, **options)
+        assert np.abs(out.astype(np.float64) - exact).max() < 2e-2 * np.abs(exact).max()
+        np.testing.assert_allclose(lse, exact_lse, atol=2e-3, rtol=2e-3)
+
+
 def test_auto_splits_no_keys_with_what_has_not_run_on_a_gpu():
     q, k = (1, 4, 16, 64), (1, 1, 65536, 64)
     assert cufa.plan(q, k, device="sm_90").num_splits > 1

@@ -83,7 +83,7 @@ def test_what_a_kernel_does_not_declare_is_refused(spec):
 
 _ASSERTION = re.compile(r"static_assert\((.*?),\s*\"", re.DOTALL)
 _WORDS = {
-    *("not", "and", "or", "LENGTHS_KIND", "DENSE", "RAGGED", "IRREGULAR", "LISTED"),
+    *("not", "and", "or", "LENGTHS_KIND", "DENSE", "PACKED", "RAGGED", "IRREGULAR", "LISTED"),
     *("ALIBI", "SINK", "DETERMINISTIC", "SPLIT_KEYS", "SKIP_MASKED_TILES"),
 }
 _MASKS = dict(
@@ -127,7 +127,7 @@ def test_static_asserts_say_what_is_refused(spec):
         problem = dataclasses.replace(plain, mask=_MASKS[kind], lengths=lengths, **on)
         irregular, ragged = bool(problem.mask.irregular_kind), lengths.ragged
         values = {name.upper(): value for name, value in on.items()} | {
-            "SPLIT_KEYS": split, "SKIP_MASKED_TILES": spec.skip_masked_tiles, "DENSE": 0,
+            "SPLIT_KEYS": split, "SKIP_MASKED_TILES": spec.skip_masked_tiles, "DENSE": 0, "PACKED": 2,
             "LENGTHS_KIND": LENGTH_KINDS.index(lengths.kind), "RAGGED": ragged,
             "IRREGULAR": irregular, "LISTED": irregular or ragged,
         }  # fmt: skip

@@ -122,7 +122,7 @@ ROWS: list[tuple[Any, ...]] = [
     # scores in FA3's forward
     ("the slope of the first sequence, in the forward", "shared/alibi_sink.cuh", "i64(index) * p.alibi_stride",
         "i64(0) * p.alibi_stride", ("fa3", "alibi", "causal", (300, 300)), "fa3_forward"),
-    ("the slope of another head, in the forward", "forward/fa3/consumer_items.cuh", "descriptor), item.head);",
+    ("the slope of another head, in the forward", "forward/fa3/consumer_items.cuh", "descriptor), own_head);",
         "descriptor), 0);", ("fa3", "alibi of all sequences", "full", (300, 300)), "fa3_forward"),
     ("ALiBi after the scale", "forward/fa3/kernel.cu",
         "softmax_of_tile(S_rmem, softmax, softmax_scale(p), alpha);\n    pack",

@@ -68,12 +68,11 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
   constexpr bool IRREGULAR = is_irregular(MASK_KIND);
   static_assert(!IRREGULAR || (LENGTHS_KIND == DENSE && !ALIBI && !SINK), "lengths, ALiBi and sinks need a band mask");
   static_assert(!DROPOUT || !TREE, "dropout takes no trees");
-  static_assert(!IRREGULAR || !SPLIT_KEYS, "the planner splits the keys of band masks only");
   TileWalk<true> walk(tiles.end - 1);
   TileTally tally;
   WalkedTile walked{-1}, next{-1};
   auto find_next = [&](const WorkItem& item) {
-    next = walk.next(0, [&](int tile) { return class_of_key_tile(p, item, tile); });
+    next = walk.next(SPLIT_KEYS ? tiles.first : 0, [&](int tile) { return class_of_key_tile(p, item, tile); });
   };
   if constexpr (IRREGULAR) {
     find_next(item);

@@ -34,6 +34,7 @@ struct PersistentItems {
   DEVICE bool take(const AttentionParams& p, u32& index) {
     index = blockIdx.x;
     if (round++ > 0) {
+      if constexpr (SPLIT_KEYS) return false;
       u32 taken = 0;
       if (lane_id() == 0) {
         taken = atomic_add(p.counters, 1);

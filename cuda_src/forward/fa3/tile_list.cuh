@@ -90,7 +90,7 @@ struct TileList {
 
   // `tile` is -1 after the last.
   DEVICE ListedTile next() {
-    const WalkedTile walked = walk.next(0, [&](int tile) {
+    const WalkedTile walked = walk.next(SPLIT_KEYS ? split().first : 0, [&](int tile) {
       const int first = top();
       return class_of(first, min(first + Br, rows()), tile);
     });
@@ -115,8 +115,15 @@ struct TileList {
     if constexpr (LENGTHS_KIND == DENSE) return p.seqlen_q;
     return read_mask(descriptor).rows;
   }
+  // SPLIT_KEYS: the tiles that may be visited.
+  DEVICE TileRange split() const {
+    HeadMask mask = head_mask(p);
+    if constexpr (LENGTHS_KIND != DENSE) mask = read_mask(descriptor);
+    return block_tiles<Bc>(p, mask, read_shared<Item>(descriptor).q_block);
+  }
   // The last tile that may be visited; -1: none.
   DEVICE int last_tile() const {
+    if constexpr (SPLIT_KEYS) return split().end - 1;
     if constexpr (is_irregular(MASK_KIND)) return (p.seqlen_k - 1) / Bc;
     return visited_tiles<Br, Bc>(read_mask(descriptor), read_shared<Item>(descriptor).q_block).end - 1;
   }
