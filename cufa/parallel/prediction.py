@@ -23,8 +23,8 @@ LINKS = {"nvlink4": (397e9, 6e-6), "pcie5": (50e9, 10e-6), "infiniband400": (48e
 (memcpyPeerAsync); the others are nominal."""
 
 _SLOWER = {False: 1.08, True: 1.06}
-"""By whether it is a backward: time of kernels that compute a call in pieces and join partial results, over the time of
-one call. So six of seven cases on two H100s (NOTES.md) are predicted within 10%."""
+"""By whether it is a backward: time of a rank's kernels, if keys or queries travel to the rank, over the time of one
+call. So six of seven cases on two H100s (NOTES.md) are predicted within 10%."""
 
 _LAUNCH_S = 8e-6
 """Added for each kernel call: its launch, first loads and last blocks."""
@@ -175,7 +175,7 @@ def _timeline(
         begin = max(now, linked)
         exposed = begin - now
         scores = step.scores * (work.heads[1] - work.heads[0])
-        slower = _SLOWER[backward] if schedule.ranks > 1 else 1.0
+        slower = _SLOWER[backward] if arrivals else 1.0
         compute = scores * seconds_per_score * slower + _LAUNCH_S * len(step.calls)
         returned = sum(_RETURNED[x.what, backward] * x.rows * size for x in here)
         begins.append(begin)

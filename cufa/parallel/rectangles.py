@@ -31,9 +31,10 @@ def calls_of(mask: Whole, queries: Sequence[Segment], keys: Sequence[Segment]) -
     band = mask.mask.band if isinstance(mask.mask, Columns) else mask.mask
     assert isinstance(band, Band)
     same = [(x.token, x.length) for x in queries] == [(x.token, x.length) for x in keys]
-    only_causal = (band.left, band.right, mask.shift) == (None, 0, 0) and not band.irregular_kind
-    if same and len(queries) > 1 and only_causal and not mask.alibi:
-        joined = mask.joined(queries, keys, causal=True)
+    causal = (band.right, mask.shift) == (0, 0)
+    plain = band.left is None and (causal or band.right is None) and not band.irregular_kind
+    if same and len(queries) > 1 and plain and not mask.alibi:
+        joined = mask.joined(queries, keys, causal)
         return [Call((0, row[-1]), (0, key[-1]), joined, _visible(mask, queries, keys))]
     in_band = dataclasses.replace(mask, mask=band)
     runs = [_runs(mask, in_band, q, keys) for q in queries]
@@ -100,7 +101,7 @@ def with_order(steps: Sequence[Step], sink: bool) -> tuple[Step, ...]:
         dataclasses.replace(
             call,
             fresh=fresh[0] if began and fresh else (0, 0),
-            done=done[0] if len(done) == 1 else (0, 0),
+            done=max(done, key=lambda rows: rows[1] - rows[0], default=(0, 0)),
         )
         for call, fresh, done in numbered
     )

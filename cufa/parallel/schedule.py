@@ -33,7 +33,8 @@ class Call:
     fresh: Range = (0, 0)
     """Rows without an earlier partial result."""
     done: Range = (0, 0)
-    """Rows without a later partial result."""
+    """Rows without a later partial result: the call writes their result. If there are several runs of such rows: the
+    longest."""
 
     @property
     def plain(self) -> bool:

@@ -52,6 +52,8 @@ def choose(mask: Whole, queries: Placement, kv_heads: int) -> str:
     ranks, plain = queries.ranks, isinstance(mask.mask, Band) and not mask.mask.irregular_kind
     if queries.kind == "heads":
         return "heads"
+    if queries.kind == "documents":
+        return "zigzag"
     if queries.kind == "zigzag" and plain and mask.mask.edges(mask.seqlen_q, mask.seqlen_k)[0] is None:
         return "zigzag"
     if kv_heads % ranks == 0:
@@ -62,7 +64,9 @@ def choose(mask: Whole, queries: Placement, kv_heads: int) -> str:
 def _check(scheme: str, kind: str) -> None:
     if scheme not in SCHEMES:
         raise ValueError(f"scheme={scheme!r} is not known; use {', '.join(map(repr, SCHEMES))}")
-    needed = {"heads": ("heads",), "zigzag": ("zigzag",)}.get(scheme, ("contiguous", "zigzag", "custom"))
+    needed = {"heads": ("heads",), "zigzag": ("zigzag", "documents")}.get(
+        scheme, ("contiguous", "zigzag", "documents", "custom")
+    )
     if kind not in needed:
         raise ValueError(
             f"scheme={scheme!r} takes placement {' or '.join(map(repr, needed))}, not {kind!r}: make parts with "
@@ -126,14 +130,11 @@ class Maker:
         others = [self.keys.segments((rank + s) % ranks) for s in range(1, ranks)]
         everything, home = (0, self.heads), self.keys.segments(rank)
         half = self.kv_heads // 2 * self.query_group
-        if not self.backward or half == 0 or ranks == 1:
+        travelled = self.work(everything, own, others)
+        if not self.backward or half == 0 or not any(step.calls for step in travelled.steps):
             return [self.work(everything, own, [home, *others])]
         halves = (0, half), (half, self.heads)
-        return [
-            self.work(halves[0], own, [home]),
-            self.work(everything, own, others),
-            self.work(halves[1], own, [home]),
-        ]
+        return [self.work(halves[0], own, [home]), travelled, self.work(halves[1], own, [home])]
 
     def gathered(self, rank: int, degree: int) -> list[Work]:
         """Groups of ``degree`` ranks share heads out: a rank gathers its heads of the group's queries, and of all keys

@@ -160,6 +160,15 @@ def test_heads_and_ulysses_have_the_bits_of_one_array():
             np.testing.assert_array_equal(whole(x), expected)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+def test_documents_that_stay_whole_and_documents_that_are_cut(ranks, causal):
+    lengths = [100, 0, 37, 163]
+    placement, mask = par.Placement.documents(lengths, ranks), masks.documents(lengths, causal=causal)
+    check(par.Group(virtual=ranks), placement, "auto", *operands(), mask=mask)
+    check(par.Group(virtual=ranks), placement, "auto", *operands(), mask=mask, sink=RNG.standard_normal(4))
+
+
 def test_layout_bshd():
     inputs = [x.swapaxes(1, 2) for x in make_inputs(2, 4, 2, 64, 64, 16, "float32")]
     group = par.Group(virtual=2)
@@ -220,7 +229,7 @@ def test_decoding_over_a_spread_cache(interleave, tokens):
 @pytest.mark.parametrize(
     ("change", "error"),
     [
-        ({"scheme": "zigzag"}, r"takes placement 'zigzag', not 'contiguous'.*distribute"),
+        ({"scheme": "zigzag"}, r"takes placement 'zigzag' or 'documents', not 'contiguous'.*distribute"),
         ({"scheme": "ring"}, "'allgather'"),
         ({"placement": "striped"}, "'zigzag'"),
         ({"placement": "zigzag"}, r"parts of 16, 32 tokens.*has 24, 24.*distribute"),
