@@ -32,8 +32,9 @@ class Arguments:
     """Query heads and key/value heads that each rank holds."""
     scheme: str
     layout: str
-    alibi_slopes: Any
-    sink: Any
+    alibi_slopes: dict[int, Any]
+    sink: dict[int, Any]
+    """The array of each local rank; empty for an argument left out."""
 
     @classmethod
     def read(
@@ -61,7 +62,11 @@ class Arguments:
         if seqlens_k != seqlens_q:
             keys = resolve(kind, seqlens_k, "k")
         heads = tuple((x[2], x[3]) for x in sizes)
-        return cls(group, parts, queries, keys, heads, scheme, layout, slopes, sink)
+        by_head = [
+            _by_head(group, name, x, heads, kind == "heads")
+            for name, x in (("alibi_slopes", slopes), ("sink", sink))
+        ]
+        return cls(group, parts, queries, keys, heads, scheme, layout, *by_head)
 
     @staticmethod
     def _check(group: Group, parts: dict[str, dict[int, Any]], by_heads: bool) -> list[tuple[int, ...]]:
@@ -103,15 +108,33 @@ class Arguments:
                 raise ValueError(f"mask={mask} {misfit}")
         if seqlens is not None:
             mask = _shortened(mask, np.asarray(seqlens), batch, seqlen_q, seqlen_k)
-        return Whole.of(mask, seqlen_q, seqlen_k, self.alibi_slopes is not None)
+        return Whole.of(mask, seqlen_q, seqlen_k, bool(self.alibi_slopes))
 
     def schedule(self, whole: Whole, backward: bool) -> Schedule:
         return make_schedule(
-            self.scheme, whole, self.queries, self.keys, self.heads, backward, self.sink is not None
+            self.scheme, whole, self.queries, self.keys, self.heads, backward, bool(self.sink)
         )
 
     def in_layout(self, parts: dict[int, Any]) -> dict[int, Any]:
         return {rank: x.transpose(LAYOUTS[self.layout]) for rank, x in parts.items()}
+
+
+def _by_head(
+    group: Group, name: str, x: Any, heads: tuple[tuple[int, int], ...], placed: bool
+) -> dict[int, Any]:
+    """The array of each local rank that has one value for each query head the rank holds. ``placed``: ranks hold
+    different heads."""
+    if x is None:
+        return {}
+    several = group.one_process and (placed or isinstance(x, (list, tuple)))
+    parts = group.parts(name, x) if several else dict.fromkeys(group.local, x)
+    for rank, part in parts.items():
+        if np.shape(part)[-1:] != heads[rank][:1]:
+            raise ValueError(
+                f"{name} of rank {rank} has shape {np.shape(part)}: its last axis takes {heads[rank][0]} values, one "
+                "for each query head of the rank's q"
+            )
+    return parts
 
 
 def _shortened(mask: Mask, seqlens: Any, batch: int, seqlen_q: int, seqlen_k: int) -> Mask:

@@ -45,7 +45,9 @@ def flash_attention(
     causal, window, mask, softcap, scale, algorithm, precision, device
         As for :func:`cufa.flash_attention`, for the whole sequence. Arrays of a mask are on the host.
     alibi_slopes, sink
-        As for :func:`cufa.flash_attention`: all heads on every rank; with placement "heads" the rank's own heads.
+        As for :func:`cufa.flash_attention`, for the query heads of the rank's q. With a group in one process: one
+        array for all ranks, or a list with the array of each rank. Arrays on several GPUs need the list, and so does
+        placement "heads", whose ranks hold different heads.
     seqlens : integers, (batch,), optional
         Sequence b is the first ``seqlens[b]`` queries and keys of batch entry b; q and k have equal lengths. On a GPU
         the padding must be finite. Rows of padding give zeros and lse = -inf.
@@ -73,7 +75,7 @@ def flash_attention(
     call = Arguments.read(group, given, placement, scheme, layout, alibi_slopes, sink)
     whole = call.mask(resolve_mask(causal, window, mask), seqlens)
     schedule = call.schedule(whole, False)
-    scores = Scores(scale, softcap, alibi_slopes, sink, algorithm, precision, device=device)
+    scores = Scores(scale, softcap, call.alibi_slopes, call.sink, algorithm, precision, device=device)
     run = Forward(group, schedule, call.given, scores)
     run.run()
     out = group.returned(call.in_layout(run.out))
@@ -88,8 +90,8 @@ def flash_attention_backward(
     algorithm: str = "auto", precision: str | None = None, deterministic: bool = False,
     device: str | None = None,
 ) -> Any:  # fmt: skip
-    """Gradients of :func:`flash_attention`: local parts of dq, dk and dv; with ``sink=`` also dsink, summed over all
-    tokens, on every rank.
+    """Gradients of :func:`flash_attention`: local parts of dq, dk and dv; with ``sink=`` also dsink of the rank's query
+    heads, summed over the tokens of all ranks.
 
     ``dout``, ``out``, ``lse`` and ``dlse`` are local parts, as the forward returns them; the other arguments and errors
     are as for :func:`flash_attention`. Contributions of several calls to a gradient are added in float32, in a fixed
@@ -98,7 +100,7 @@ def flash_attention_backward(
     given = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse, "dlse": dlse}
     call = Arguments.read(group, given, placement, scheme, layout, alibi_slopes, sink)
     schedule = call.schedule(call.mask(resolve_mask(causal, window, mask), seqlens), True)
-    scores = Scores(scale, softcap, alibi_slopes, sink, algorithm, precision, deterministic, device)
+    scores = Scores(scale, softcap, call.alibi_slopes, call.sink, algorithm, precision, deterministic, device)
     run = Backward(group, schedule, call.given, scores)
     run.run()
     gradients = []
@@ -108,8 +110,8 @@ def flash_attention_backward(
             with group.on(rank):
                 totals[rank] = run.sums[rank, name].total()
         gradients.append(group.returned(call.in_layout(totals)))
-    if sink is not None:
-        gradients.append(_dsink(call, sink))
+    if call.sink:
+        gradients.append(_dsink(call))
     return tuple(gradients)
 
 
@@ -167,9 +169,9 @@ def _packed_mask(group: Group, q: Any, cu_seqlens: Any, causal: bool) -> Mask:
     return documents(np.diff(starts), causal=causal, seqlen=total)
 
 
-def _dsink(call: Arguments, sink: Any) -> Any:
+def _dsink(call: Arguments) -> Any:
     """The gradient of each head's sink: the sum of -exp(sink - lse) (rowsum(dout ∘ out) - dlse) over all rows.
-    Every rank adds the shares of all ranks, in the order of ranks."""
+    Unless ranks hold different heads, every rank adds the shares of all ranks, in the order of ranks."""
     group, shares, every = call.group, {}, {}
     for rank in group.local:
         with group.on(rank):
@@ -179,7 +181,7 @@ def _dsink(call: Arguments, sink: Any) -> Any:
             delta = (dout * out).sum(axis=-1)
             if call.given["dlse"]:
                 delta = delta - call.given["dlse"][rank]
-            logit = on_device(sink, lse)[:, None]
+            logit = on_device(call.sink[rank], lse)[:, None]
             weight = xp.where(xp.isfinite(logit) & xp.isfinite(lse), xp.exp(logit - lse), 0)
             shares[rank] = -(weight * delta).sum(axis=(0, 2))
             every[rank] = xp.empty((group.size, *shares[rank].shape), lse.dtype)

@@ -29,7 +29,7 @@ class Backward(Run):
 
     def compute(self, stage: Stage) -> None:
         work, rank = stage.work, stage.rank
-        scores = dataclasses.replace(self.scores.of_heads(work.heads), sink=None)
+        scores = dataclasses.replace(self.scores.of_heads(rank, work.heads), sink=None)
         if stage.first:
             self.held[rank] = {name: stage.arrays.get(name) for name in self.query_arrays}
         query_arrays, q = tuple(self.held[rank].values()), self.held[rank]["q"]

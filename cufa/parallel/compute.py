@@ -25,6 +25,7 @@ class Scores:
     scale: float | None = None
     softcap: float | None = None
     alibi_slopes: Any = None
+    """Of a parallel call: the array of each local rank. :meth:`of_heads` takes some heads of one rank's array."""
     sink: Any = None
     algorithm: str = "auto"
     precision: str | None = None
@@ -34,9 +35,9 @@ class Scores:
     def __post_init__(self) -> None:
         Options(softcap=self.softcap, scale=self.scale)  # refuses values that no kernel takes
 
-    def of_heads(self, heads: Range) -> Scores:
-        """The keywords for some query heads."""
-        slopes, sink = (None if x is None else x[..., slice(*heads)] for x in (self.alibi_slopes, self.sink))
+    def of_heads(self, rank: int, heads: Range) -> Scores:
+        """The keywords for some query heads of a rank."""
+        slopes, sink = (x[rank][..., slice(*heads)] if x else None for x in (self.alibi_slopes, self.sink))
         return dataclasses.replace(self, alibi_slopes=slopes, sink=sink)
 
     def keywords(self, *more: str) -> dict[str, Any]:

@@ -31,7 +31,7 @@ class Forward(Run):
         if stage.first:
             self.held[rank] = self._begin(stage)
         held = self.held[rank]
-        scores = self.scores.of_heads(work.heads)
+        scores = self.scores.of_heads(rank, work.heads)
         for call in stage.step.calls:
             forward_call(
                 call, held["q"], stage.arrays["k"], stage.arrays["v"], held["out"],
@@ -61,7 +61,7 @@ class Forward(Run):
             running = xp.empty(shape, lse_dtype(q))
             if not any(call.fresh != (0, 0) for call in calls):
                 running[...] = 0
-                lse[...] = self._lse_without_keys(self.scores.of_heads(work.heads), lse)
+                lse[...] = self._lse_without_keys(self.scores.of_heads(rank, work.heads), lse)
         return {"q": q, "out": out, "lse": lse, "running": running}
 
     def _lse_without_keys(self, scores: Scores, like: Any) -> Any:

@@ -63,7 +63,9 @@ def check(group, placement, scheme, q, k, v, dout, **options):
     dlse = np.where(np.isfinite(rows), np.random.default_rng(2).standard_normal(rows.shape), 0)
     gradients = cufa.attention_reference_backward(dout, q, k, v, dlse=dlse, **options)
     if placement == "heads":
-        options = {name: x for name, x in options.items() if name not in ("sink", "alibi_slopes")}
+        for name in ("sink", "alibi_slopes"):
+            if name in options:
+                options[name] = np.split(options[name], group.size, axis=-1)
     options |= {"group": group, "placement": placement, "scheme": scheme, "device": "cpu"}
     parts = [cut(x) for x in (q, k, v)]
     out, lse = par.flash_attention(*parts, return_lse=True, **options)
@@ -73,6 +75,8 @@ def check(group, placement, scheme, q, k, v, dout, **options):
     for x, y in zip(found, gradients, strict=True):
         if x[0].ndim == 4:
             np.testing.assert_allclose(whole(x), y, atol=1e-10)
+        elif placement == "heads":  # dsink of the rank's own heads
+            np.testing.assert_allclose(np.concatenate(x), y, atol=1e-10)
         else:  # dsink: the whole sum on every rank
             for of_rank in x:
                 np.testing.assert_allclose(of_rank, y, atol=1e-10)
@@ -86,8 +90,8 @@ def check(group, placement, scheme, q, k, v, dout, **options):
 def test_ranks_together_compute_attention(mask, placement, scheme, ranks, option):
     if isinstance(placement, list):
         ranks = len(placement)
-    if placement == "heads" and (mask == "columns" or ranks > 2 or option in ("sink", "alibi")):
-        pytest.skip("with placement 'heads' masks, sinks and slopes are those of the local heads")
+    if placement == "heads" and (mask == "columns" or ranks > 2):
+        pytest.skip("with placement 'heads' masks are those of the local heads")
     options = {"none": {}, "softcap": {"softcap": 3.0}, "alibi": {"alibi_slopes": RNG.random(4)}}
     options["sink"] = {"sink": RNG.standard_normal(4)}
     check(par.Group(virtual=ranks), placement, scheme, *operands(), mask=MASKS[mask], **options[option])
@@ -226,6 +230,22 @@ def test_decoding_over_a_spread_cache(interleave, tokens):
             np.testing.assert_allclose(y, rows, atol=1e-12)
 
 
+HEADS = [np.zeros((1, n, 48, 16)) for n in (1, 2)]
+
+
+@pytest.mark.parametrize("option", ["sink", "alibi_slopes"])
+def test_sinks_and_slopes_may_be_a_list_by_rank(option):
+    inputs, values = operands(4, 4, 60, 60, batch=2), RNG.random(4)
+    group = par.Group(virtual=2)
+    check(group, "heads", "auto", *inputs, causal=True, **{option: values})  # its own heads for each rank
+    parts = [par.distribute(x, group) for x in inputs[:3]]
+    one, other = (
+        par.flash_attention(*parts, group=group, causal=True, device="cpu", **{option: x})
+        for x in (values, [values, values])
+    )
+    np.testing.assert_array_equal(one, other)
+
+
 @pytest.mark.parametrize(
     ("change", "error"),
     [
@@ -239,6 +259,12 @@ def test_decoding_over_a_spread_cache(interleave, tokens):
         ({"q": np.zeros((1, 2, 48, 16))}, "list of 2 local parts"),
         ({"k": [np.zeros((1, 3, 16, 16)), np.zeros((1, 2, 32, 16))]}, "v of rank 0"),
         ({"softcap": -1.0}, "softcap"),
+        ({"sink": np.zeros(4)}, r"sink of rank 0 has shape \(4,\).*takes 2 values"),
+        ({"alibi_slopes": [np.zeros(2), np.zeros(1)]}, r"alibi_slopes of rank 1.*takes 2 values"),
+        (
+            {"sink": np.zeros(2), "placement": "heads", "q": HEADS, "k": HEADS, "v": HEADS},
+            "sink.*list of 2 local parts",
+        ),
         ({"mask": masks.from_dense(np.random.default_rng(0).random((48, 48)) < 0.5)}, "at most two runs"),
     ],
     ids=lambda x: str(x)[:30],
