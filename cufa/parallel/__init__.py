@@ -10,10 +10,13 @@ Which scheme when (P ranks, S tokens, forward bytes that a rank receives; b byte
 | scheme | take it for | placement | bytes | result |
 |---|---|---|---|---|
 | heads | models that are split by heads | heads | 0 | the bits of one GPU |
-| zigzag | causal or full masks, long sequences | zigzag | (P − 1)/P · 2 S Hkv D b, beside kernels | float32 joins |
+| zigzag | causal or full masks, long sequences; documents | zigzag; documents | (P − 1)/P · 2 S Hkv D b, beside kernels | float32 joins |
 | ulysses | any mask, if P divides the key/value heads | any | (P − 1)/P² · S (2 Hq + 2 Hkv) D b | the bits of one GPU |
 | allgather | windows, documents: only visible keys travel | any | at most zigzag's | bits of a call on its queries |
 | 2d | P does not divide the key/value heads, a factor of P does | any | between the two | as allgather |
+
+Causal documents in zigzag chunks give ranks unequal work. ``Placement.documents(lengths, P)`` gives each rank whole
+documents with about the same work: only the keys of documents that are too long for one rank travel.
 
 "The bits of one GPU" holds if the planner takes the same tiles for a rank's heads. Every scheme repeats its bits for
 the same P; for another P only heads and ulysses do.

@@ -35,11 +35,13 @@ def flash_attention(
     group : Group
     placement : "contiguous", "zigzag", "heads" or Placement
         Which tokens a part holds (:class:`Placement`). "heads": all tokens of some heads, in whole query groups.
-        "contiguous" parts may have any lengths. Keys have the placement of queries.
+        "contiguous" parts may have any lengths. :meth:`Placement.documents` serves masks of documents. Keys have the
+        placement of queries.
     scheme : "auto", "heads", "ulysses", "zigzag", "allgather" or "2d"
-        "auto": the placement's own scheme for "heads", and for "zigzag" under full or causal masks; else "ulysses" if
-        the ranks divide the key/value heads, "2d" if a factor of the ranks does, else "allgather". "zigzag": keys
-        travel, and float32 partial results are joined by their log-sum-exp. "ulysses": a rank computes some heads of
+        "auto": the placement's own scheme for "heads", and for "zigzag" under full or causal masks; "zigzag" for
+        documents placed by :meth:`Placement.documents`; else "ulysses" if the ranks divide the key/value heads, "2d" if
+        a factor of the ranks does, else "allgather". "zigzag": keys travel, and float32 partial results are joined by
+        their log-sum-exp. "ulysses": a rank computes some heads of
         all tokens. "allgather": a rank gathers the keys that its queries see. "2d": "ulysses" among some ranks,
         "allgather" among the others. Blocks of 128 keys that the mask hides never travel.
     causal, window, mask, softcap, scale, algorithm, precision, device
@@ -94,8 +96,8 @@ def flash_attention_backward(
     heads, summed over the tokens of all ranks.
 
     ``dout``, ``out``, ``lse`` and ``dlse`` are local parts, as the forward returns them; the other arguments and errors
-    are as for :func:`flash_attention`. Contributions of several calls to a gradient are added in float32, in a fixed
-    order.
+    are as for :func:`flash_attention`. A kernel rounds its share of a gradient to q's dtype. Shares travel in this
+    dtype, and are added in float32, in a fixed order.
     """
     given = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse, "dlse": dlse}
     call = Arguments.read(group, given, placement, scheme, layout, alibi_slopes, sink)

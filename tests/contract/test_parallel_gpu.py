@@ -33,13 +33,18 @@ def group(request):
 
 @pytest.mark.parametrize(
     ("placement", "scheme"),
-    [("zigzag", "zigzag"), ("zigzag", "allgather"), ("contiguous", "ulysses"), ("contiguous", "allgather")],
-)
+    [
+        ("zigzag", "zigzag"), ("zigzag", "allgather"), ("contiguous", "ulysses"), ("contiguous", "allgather"),
+        ("documents", "auto"),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_ranks_together_compute_attention(group, placement, scheme, mask, dtype):
     import cupy
 
+    if placement == "documents":
+        placement = par.Placement.documents([400, 30, 594], group.size)
     host = make_inputs(1, 6, 6, 1024, 1024, 64, dtype)
     dout = make_inputs(1, 6, 6, 1024, 1024, 64, dtype, seed=5)[0]
     q, k, v, dout = map(cupy.asarray, (*host, dout))
