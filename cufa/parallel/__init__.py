@@ -10,7 +10,7 @@ Which scheme when (P ranks, S tokens, forward bytes that a rank receives; b byte
 | scheme | take it for | placement | bytes | result |
 |---|---|---|---|---|
 | heads | models that are split by heads | heads | 0 | the bits of one GPU |
-| zigzag | causal or full masks, long sequences; documents | zigzag; documents | (P − 1)/P · 2 S Hkv D b, beside kernels | float32 joins |
+| zigzag | long sequences, documents | zigzag, documents | (P − 1)/P · 2 S Hkv D b, beside kernels | float32 joins |
 | ulysses | any mask, if P divides the key/value heads | any | (P − 1)/P² · S (2 Hq + 2 Hkv) D b | the bits of one GPU |
 | allgather | windows, documents: only visible keys travel | any | at most zigzag's | bits of a call on its queries |
 | 2d | P does not divide the key/value heads, a factor of P does | any | between the two | as allgather |

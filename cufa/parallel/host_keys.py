@@ -64,9 +64,8 @@ def flash_attention_from_host(
     piece = max(_PIECE_BYTES // token_bytes // 1024 * 1024, 1024) if piece is None else piece
     if piece < 1:
         raise ValueError(f"piece={piece} must be 1 or more keys")
-    scores = Scores(
-        scale, softcap, *({} if x is None else {0: x} for x in (alibi_slopes, sink)), algorithm=algorithm
-    )
+    slopes, sinks = ({} if x is None else {0: x} for x in (alibi_slopes, sink))
+    scores = Scores(scale, softcap, slopes, sinks, algorithm)
     pieces = [[Segment(1, at, at, min(piece, seqlen_k - at))] for at in range(0, seqlen_k, piece)]
     queries, keys = Placement.of_lengths([seqlen_q, 0]), Placement.of_lengths([0, seqlen_k])
     maker = Maker(whole, queries, keys, heads, kv_heads, False, sink is not None)
