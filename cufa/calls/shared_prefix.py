@@ -2,23 +2,33 @@
 once.
 
 The queries of all sequences that share a prefix are the rows of one product over its pages (cascade attention); each
-sequence's own keys are decoded as without a prefix, and both are merged by their log-sum-exp.
+sequence's own keys are decoded as without a prefix, and both are merged by their log-sum-exp. More than 64 rows fill
+the tiles of :func:`cufa.flash_attention`: the prefix is cut into pieces, sequences that take the same queries.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..problem.checks import as_array, is_device_array, module_of
-from .merge import merge_attention_states
+from . import arrays
+from .dispatch import cuda_module
+from .forward import flash_attention
+from .merge import merge_parts
 from .shapes import LAYOUTS, check_layout
 
-#: Options of the call over a prefix: options that change scores, and options that say how the cache is read.
-_PREFIX_OPTIONS = ("k_scale", "v_scale", "softcap", "scale", "device")
+#: Options of the call over a prefix: options that change scores, and options that say how an e4m3 cache is read.
+_PREFIX_OPTIONS, _CACHE_OPTIONS = ("softcap", "scale", "device"), ("k_scale", "v_scale")
 _REFUSED = ("window", "mask", "alibi_slopes", "softmax_max", "key_norms", "score", "bias")
+
+_FEW_ROWS = 64
+"""Rows of a key/value head that one tile of flash_decode holds: with them it reads a prefix at memory speed."""
+_TILE = 128
+"""Rows and keys of a tile of flash_attention, as far as the number of pieces is concerned."""
 
 
 def decode(
@@ -31,34 +41,64 @@ def decode(
     if q.ndim != 4:
         raise ValueError(f"q has shape {q.shape}: four axes are needed")
     pages, numbers = _checked(shared, q.shape[0], options)
-    kv_heads = as_array("k_cache", k_cache).shape[axes[1]]
-    tail, tail_lse = flash_decode(q, k_cache, v_cache, return_lse=True, **options)
-    if tail.size and (numbers >= 0).any():
-        xp, bits = module_of(q), _bits(q.transpose(axes))
-        prefix_out = xp.zeros_like(_bits(tail.transpose(axes)))
-        lse = xp.full(tail_lse.shape, -np.inf, tail_lse.dtype)
-        fixed = {name: options[name] for name in _PREFIX_OPTIONS} | {"layout": "bhsd", "return_lse": True}
-        caches = [as_array("cache", x).transpose(axes) for x in (k_cache, v_cache)]
+    result, result_lse = flash_decode(q, k_cache, v_cache, out=out, return_lse=True, **options)
+    if result.size:
+        xp, caches = module_of(q), [as_array("cache", x).transpose(axes) for x in (k_cache, v_cache)]
+        bits, tail = (_by_kv_head(_bits(x.transpose(axes)), caches[0].shape[1]) for x in (q, result))
+        lse = _by_kv_head(result_lse, caches[0].shape[1])
         for number in np.unique(numbers[numbers >= 0]).tolist():
             own = np.flatnonzero(numbers == number)
-            members: Any = slice(None) if len(own) == len(numbers) else xp.asarray(own)
-            rows = _rows(bits[members], kv_heads, xp).view(q.dtype)
-            one = pages[number]
-            found, found_lse = flash_decode(rows, *caches, block_table=one.reshape(1, -1), **fixed)
-            shape = len(own), *bits.shape[1:3]
-            prefix_out[members] = _rows_of_sequences(_bits(found), kv_heads, (*shape, found.shape[3]))
-            lse[members] = _rows_of_sequences(found_lse[..., None], kv_heads, (*shape, 1))[..., 0]
-        states = prefix_out.view(q.dtype), lse, tail.transpose(axes), tail_lse
-        merged, tail_lse = merge_attention_states(*states)
-        tail = merged.transpose(axes)
-    if out is not None:
-        if out.shape != tail.shape or out.dtype != tail.dtype:
-            raise ValueError(
-                f"out has shape {out.shape} and dtype {out.dtype}: it takes {tail.shape} of {tail.dtype}"
-            )
-        _bits(out)[...] = _bits(tail)
-        tail = out
-    return (tail, tail_lse) if return_lse else tail
+            adjacent = own[-1] - own[0] + 1 == len(own)
+            members: Any = slice(own[0], own[-1] + 1) if adjacent else xp.asarray(own)
+            parts = _over_prefix(flash_decode, bits[members], q.dtype, caches, pages[number], options)
+            merged, lse[members] = merge_parts(*parts, tail[members].view(q.dtype), lse[members])
+            tail[members] = _bits(merged)
+    return (result, result_lse) if return_lse else result
+
+
+def _over_prefix(
+    flash_decode: Callable[..., Any], bits: Any, dtype: Any, caches: Sequence[Any], pages: Any,
+    options: Mapping[str, Any],
+) -> tuple[Any, Any]:  # fmt: skip
+    """(out, lse) of each piece of a prefix, (pieces, n, kv_heads, group, tokens, head_dim), for the queries ``bits``,
+    (n, kv_heads, group, tokens, head_dim)."""
+    xp, rows = module_of(bits), bits.swapaxes(0, 1)  # all rows of a key/value head together
+    kv_heads, count, d = len(rows), rows[0, ..., 0].size, rows.shape[-1]
+    given = {name: options[name] for name in _PREFIX_OPTIONS} | {"return_lse": True}
+    in_tiles = caches[0].dtype == caches[1].dtype == dtype and caches[0].shape == caches[1].shape
+    if in_tiles and count > _FEW_ROWS and arrays.alignment(*caches) == 16:
+        attend, shape = flash_attention, (kv_heads, count, d)
+        items = kv_heads * -(-count // _TILE)
+        given["block_table"], given["cache_seqlens"] = _pieces(pages, caches[0].shape[2], items, bits)
+    else:  # rows as query heads with one token
+        attend, shape = flash_decode, (kv_heads * count, 1, d)
+        given |= {name: options[name] for name in _CACHE_OPTIONS} | {"block_table": pages.reshape(1, -1)}
+    pieces = len(given["block_table"])
+    q = xp.ascontiguousarray(xp.broadcast_to(rows, (pieces, *rows.shape))).reshape(pieces, *shape).view(dtype)
+    out, lse = attend(q, *caches, **given)
+    return tuple(x.reshape(pieces, *rows.shape[:-1], *x.shape[3:]).swapaxes(1, 2) for x in (out, lse))
+
+
+def _pieces(pages: Any, page_size: int, items: int, q: Any) -> tuple[Any, Any]:
+    """Block table and lengths (None: full pages) of the pieces of a prefix, as many as all SMs of q's GPU need for
+    ``items`` query blocks each. On a CPU one."""
+    sms = cuda_module().device(q.data.device_id).num_sms if is_device_array(q) else 1
+    total = len(pages)
+    each = -(-total // _num_pieces(-(-total * page_size // _TILE), items, sms, total))
+    pieces = -(-total // each)
+    if pieces * each == total:
+        return pages.reshape(pieces, each), None
+    xp = module_of(pages)
+    table, lengths = xp.zeros(pieces * each, pages.dtype), xp.full(pieces, each * page_size, np.int32)
+    table[:total], lengths[-1] = pages, (total - (pieces - 1) * each) * page_size
+    return table.reshape(pieces, each), lengths
+
+
+@functools.lru_cache
+def _num_pieces(tiles: int, items: int, sms: int, most: int) -> int:
+    """Waves of blocks, each with its tiles and the time of one more; merging 32 pieces takes about a tile's time."""
+    counts = range(1, min(tiles, most) + 1)
+    return min(counts, key=lambda n: -(-items * n // sms) * (-(-tiles // n) + 1) + n / 32)
 
 
 def _checked(shared: Any, batch: int, options: Mapping[str, Any]) -> tuple[Sequence[Any], Any]:
@@ -99,17 +139,9 @@ def _checked(shared: Any, batch: int, options: Mapping[str, Any]) -> tuple[Seque
     return rows, numbers
 
 
-def _rows(q: Any, kv_heads: int, xp: Any) -> Any:
-    """(n, heads, tokens, d) as query heads of one sequence with one token: all rows of a key/value head together."""
-    n, heads, tokens, d = q.shape
-    grouped = q.reshape(n, kv_heads, heads // kv_heads, tokens, d).swapaxes(0, 1)
-    return xp.ascontiguousarray(grouped.reshape(1, n * heads * tokens, 1, d))
-
-
-def _rows_of_sequences(x: Any, kv_heads: int, shape: tuple[int, ...]) -> Any:
-    """The inverse of :func:`_rows`: ``shape`` is (n, heads, tokens, d)."""
-    n, heads, tokens, d = shape
-    return x.reshape(kv_heads, n, heads // kv_heads, tokens, d).swapaxes(0, 1).reshape(shape)
+def _by_kv_head(x: Any, kv_heads: int) -> Any:
+    """A view (n, kv_heads, group, tokens, …) of (n, heads, tokens, …)."""
+    return x.reshape(len(x), kv_heads, -1, *x.shape[2:])
 
 
 def _bits(x: Any) -> Any:
