@@ -111,10 +111,11 @@ def test_each_sequence_is_a_call_of_its_own(backend, algorithm, dtype, head_dim,
         pytest.param(*x, id="-".join(map(str, x)), marks=MARKS[x[0].name])
         for backend in (EMULATE, GPU)
         for x in (
-            (backend, "fa3", 16, "window, sink"),
+            (backend, "fa3", 16, "causal"),
             (backend, "fa3", 0, "score"),
             (backend, "fa3", 64, "tree, sink"),
-            (backend, "fa2", 7, "causal"),
+            (backend, "fa2", 7, "window, sink"),
+            (backend, "fa2", 16, "score"),
             (backend, "fa2", 0, "ALiBi, softcap"),
         )
     ],

@@ -231,8 +231,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
       const int batch = min(item.batch, p.batch - 1);  // rows after the last packed sequence have no scores
       const ScoreFunction<ForwardParams> function(p, batch, item.head + head_of_row(row_group * WARP_ROWS),
                                                   int(diagonal_of(p, sequence_of(p, item.batch))));
-      apply_function<INVARIANT>(S, function, item.q_block * HEAD_ROWS + query_of_row(row_group * WARP_ROWS) + S.lane_row(lane_id()),
-                    j * Bc + part * WARP_KEYS + S.lane_column(lane_id()));
+      const int row = item.q_block * HEAD_ROWS + query_of_row(row_group * WARP_ROWS) + S.lane_row(lane_id());
+      apply_function<INVARIANT>(S, function, row, j * Bc + part * WARP_KEYS + S.lane_column(lane_id()));
     }
     cap_scores<SOFTCAP>(S, p.softcap);
     if constexpr (ALIBI) {
