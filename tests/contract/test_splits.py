@@ -144,7 +144,7 @@ LISTED = {
         "sink": [0.5] * 4,
     },
     "no keys": lambda keys: {"seqlens_k": [0, keys], "alibi_slopes": [0.1, 0, 0.2, 0.3], "softcap": 9.0},
-    "streaming": lambda keys: {"mask": cufa.masks.streaming(5, 40)},
+    "streaming": lambda keys: {"mask": cufa.masks.streaming(5, 10)},
     "columns": lambda keys: {"mask": cufa.masks.evict(np.arange(keys) % 90)},
     "bits": lambda keys: {
         "mask": np.random.default_rng(0).random((2, 1, 70, keys)) < 0.02,
