@@ -58,7 +58,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   const HeadMask mask = head_mask(p, sequence);
   const TileRange tiles = visited_queries<Br, Bc>(mask, item.k_block);
   constexpr bool IRREGULAR = is_irregular(MASK_KIND);
-  static_assert(!IRREGULAR || (LENGTHS_KIND == DENSE && !ALIBI && !SINK), "lengths, ALiBi and sinks need a band mask");
+  static_assert(!IRREGULAR || LENGTHS_KIND == DENSE, "lengths need a band mask");
   const BackwardWorkspace workspace(p);
   const int first_key = item.k_block * Bc, valid_keys = sequence.keys() - first_key;
   const int group_size = p.heads / p.kv_heads, first_head = item.kv_head * group_size;

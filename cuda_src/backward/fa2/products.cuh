@@ -106,8 +106,9 @@ DEVICE void visit_query_tile(const KernelParams& p, const Sequence& sequence, co
     };
     // ALiBi: the distance of the lane's first query from its first key.
     const Alibi alibi = ALIBI ? Alibi(p, sequence, tile.head) : Alibi(0.0f, 0);
+    const int block_key = ALIBI && IRREGULAR ? parked_item().k_block * Bc : first_key;
     const float distance = float(tile.q_tile * Br + first + S.lane_column(lane) + alibi.diagonal -
-                                 (first_key + int(warp_keys) + S.lane_row(lane)));
+                                 (block_key + int(warp_keys) + S.lane_row(lane)));
     // SCORE: the function, and the lane's first query and key.
     auto function_of = [&] {
       const KeyItem own = IRREGULAR ? parked_item() : item;
@@ -160,8 +161,8 @@ DEVICE void visit_query_tile(const KernelParams& p, const Sequence& sequence, co
       const int row = tile.q_tile * Br + first + S.lane_column(lane_id());
       if constexpr (IRREGULAR) {
         const int member = tile.head - own.kv_head * (p.heads / p.kv_heads);
-        // A row past the end has no lse: a score function may give it weights beyond 16 bits.
-        hide_scores_by_keys<SCORE>(S, IrregularMask<MASK_KIND, BackwardParams>(p, own.batch, own.kv_head, member), key, row);
+        // A row past the end has no lse: a score function or ALiBi may give it weights beyond 16 bits.
+        hide_scores_by_keys<SCORE || ALIBI>(S, IrregularMask<MASK_KIND, BackwardParams>(p, own.batch, own.kv_head, member), key, row);
       } else {
         hide_scores_by_keys(S, mask_of_head(), key, row);
       }

@@ -83,8 +83,10 @@ class Fa2Backward(Kernel):
     operation = "backward"
     dtypes: tuple[str, ...] = ("float16", "bfloat16")
     masks = MASK_KINDS
-    options_with_irregular_masks: tuple[str, ...] = ("deterministic", "score", "gradients", "dropout")
-    options: tuple[str, ...] = ("padded", "packed", "alibi", "sink", *options_with_irregular_masks)
+    options_with_irregular_masks: tuple[str, ...] = (
+        "alibi", "sink", "deterministic", "score", "gradients", "dropout",
+    )  # fmt: skip
+    options: tuple[str, ...] = ("padded", "packed", *options_with_irregular_masks)
     any_v_dim = True
     skip_masked_tiles = True
     configs: tuple[BackwardConfig, ...] = (

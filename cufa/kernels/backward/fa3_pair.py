@@ -13,7 +13,7 @@ class Fa3BackwardWide(Fa3Backward):
     source = "backward/fa3_pair/kernel.cu"
     entry = "fa3_backward_wide"
     options = ("padded", "packed", "alibi", "sink", "deterministic", "score", "dropout")
-    options_with_irregular_masks = ("deterministic", "score", "dropout")
+    options_with_irregular_masks = ("alibi", "sink", "deterministic", "score", "dropout")
     configs = (
         tile_config(64, 128, 2, cluster=2, min_head_dim=136, max_head_dim=192, bulk_add=False),
         tile_config(64, 128, 2, cluster=2, ds_stages=1, min_head_dim=200, bulk_add=False),

@@ -141,7 +141,7 @@ class Fa3Forward(ForwardKernel):
     dtypes = ("float16", "bfloat16")
     masks = MASK_KINDS
     options = (*Fa2Forward.options, "running")
-    options_with_irregular_masks = ("score", "dropout", "running")
+    options_with_irregular_masks = ("alibi", "sink", "score", "dropout", "running")
     folds_score_scale = True
     any_v_dim = True
     page_multiple = 8
