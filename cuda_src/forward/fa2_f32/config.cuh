@@ -18,8 +18,11 @@ constexpr int SMEM_BYTES = 101376;   // dynamic shared memory of the launch
 
 constexpr int MASK = 1;              // a MaskKind (shared/mask.cuh)
 constexpr bool SKIP_MASKED_TILES = true;  // tiles without a visible score are not computed
-constexpr int LENGTHS = 0;           // a LengthsKind (shared/lengths.cuh); this kernel takes dense arrays only
+constexpr int LENGTHS = 0;           // a LengthsKind (shared/lengths.cuh)
+constexpr bool SCORE = false;        // the caller's function changes scores (shared/score_function.cuh)
 constexpr bool SOFTCAP = false;      // a score s becomes cap * tanh(s / cap)
+constexpr bool ALIBI = false;        // a score loses slope * distance
+constexpr bool SINK = false;         // a logit of each head joins the softmax's denominator
 constexpr bool DROPOUT = false;      // weights are dropped at random (shared/dropout.cuh)
 
 constexpr bool TRACE = false;        // each work item leaves a TraceRecord (shared/params.cuh)

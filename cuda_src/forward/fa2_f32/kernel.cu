@@ -19,12 +19,12 @@
 // Do not change: both ways to add to O stand behind one branch (see there). Registers are scarce: lane numbers are read again
 // where they are used. Accuracy, measurements and failed experiments: NOTES.md.
 #include "forward/fa2_f32/config.cuh"
-#include "shared/params.cuh"
 #include "mma/copy.cuh"
 #include "mma/half_pair.cuh"
 #include "shared/block_order.cuh"
+#include "shared/alibi_sink.cuh"
 #include "shared/dropout.cuh"
-#include "shared/dropout_params.cuh"
+#include "forward/params.cuh"
 #include "forward/irregular_scores.cuh"
 #include "forward/block_item.cuh"
 #include "forward/query_block.cuh"
@@ -51,7 +51,7 @@ struct SharedMemory {
   static constexpr int Q = 0, K = Q + Br * PITCH, V = K + Bc * PITCH, BYTES = V + Bc * V_PITCH;
 };
 static_assert(SharedMemory::BYTES == SMEM_BYTES, "cufa/kernels/forward/fa2_f32.py must ask for the bytes that the tiles take");
-static_assert(LENGTHS_KIND == DENSE, "fa2_forward_f32 takes dense arrays only");
+static_assert(!CACHED, "fa2_forward_f32 takes keys that lie in an array");
 static_assert(Br % (16 * NUM_WARPS) == 0, "a warp owns whole 16-row tiles");
 static_assert(Bc % 16 == 0, "P V takes keys 16 at a time");
 static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "HEAD_DIM is a multiple of 8, at most 256");
@@ -67,14 +67,12 @@ struct OfValues {
   using Rows = RowCopy<V_ROW_BYTES, PITCH, ALIGNMENT>;
 };
 
-using KernelParams = typename Choose<DROPOUT, DroppedParams, AttentionParams>::type;
-
 // A separate first launch, only for masks with runs of rows: one warp per block of keys.
-KERNEL __launch_bounds__(MASK_THREADS) mask_blocks(const __grid_constant__ KernelParams p) {
+KERNEL __launch_bounds__(MASK_THREADS) mask_blocks(const __grid_constant__ ForwardParams p) {
   prepare_mask<MASK_KIND>(p, (blockIdx.x * MASK_THREADS + threadIdx.x) / 32, gridDim.x * (MASK_THREADS / 32));
 }
 
-KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __grid_constant__ KernelParams p) {
+KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __grid_constant__ ForwardParams p) {
   DYN_SMEM(smem);
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
   u64 start_ns = 0;
@@ -82,9 +80,13 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
 
   // Alg. 1, l. 3: the grid is the loop over i.
   const WorkItem item = work_item<Br>(p, blockIdx.x, ROW_BYTES + V_ROW_BYTES);
-  TileRange tiles = visited_tiles<Br, Bc>(p, item.q_block);
+  const auto sequence = sequence_of(p, item.batch);
+  if (LENGTHS_KIND == PACKED && item.q_block * Br >= sequence.stored_rows()) return;  // past its sequence
+  TileRange tiles = LENGTHS_KIND == DENSE ? visited_tiles<Br, Bc>(p, item.q_block)
+                                          : visited_tiles<Br, Bc>(head_mask(p, sequence), item.q_block);
   // Irregular masks: the next tile. `tiles` ends after the first tile that is visited.
   constexpr bool IRREGULAR = is_irregular(MASK_KIND);
+  static_assert(!IRREGULAR || LENGTHS_KIND == DENSE, "lengths need a band mask");
   TileWalk<true> walk(tiles.end - 1);
   TileTally tally;
   WalkedTile next{-1};
@@ -99,10 +101,10 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
   const int kv_head = item.head / (p.heads / p.kv_heads);
   // This lane's first byte of this warp's rows of Q, and of the tile of K and of V that is visited first.
   using Rows = OfKeys::Rows;
-  const i64 kv_row = i64(tiles.end - 1) * Bc + warp * 8;
-  const char* Q = Rows::source(p.q, p.q_stride, item.batch, item.head, warp_row, lane);
-  const char* K = Rows::source(p.k, p.k_stride, item.batch, kv_head, kv_row, lane);
-  const char* V = OfValues::Rows::source(p.v, p.v_stride, item.batch, kv_head, kv_row, lane);
+  const i64 kv_row = sequence.first_key() + i64(tiles.end - 1) * Bc + warp * 8;
+  const char* Q = Rows::source(p.q, p.q_stride, sequence.batch(), item.head, sequence.first_row() + warp_row, lane);
+  const char* K = Rows::source(p.k, p.k_stride, sequence.batch(), kv_head, kv_row, lane);
+  const char* V = OfValues::Rows::source(p.v, p.v_stride, sequence.batch(), kv_head, kv_row, lane);
 
   const u32 Q_smem = smem_address(smem) + SharedMemory::Q + warp * WARP_ROWS * PITCH;  // this warp's rows
   const u32 K_smem = smem_address(smem) + SharedMemory::K, V_smem = smem_address(smem) + SharedMemory::V;
@@ -126,7 +128,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
 #pragma unroll
     for (int g = 0; g < S_TILES; g += NUM_WARPS) {
       if (S_TILES % NUM_WARPS != 0 && g + warp >= S_TILES) break;
-      const int valid_rows = is_last ? p.seqlen_k - (tiles.end - 1) * Bc - (g + warp) * 8 : 8;
+      const int valid_rows = is_last ? sequence.keys() - (tiles.end - 1) * Bc - (g + warp) * 8 : 8;
       Of::Rows::copy(tile + (g + warp) * 8 * Of::PITCH, source + g * 8 * stride_bytes, stride_bytes, valid_rows, lane_id());
     }
     source -= Bc * stride_bytes;
@@ -200,21 +202,39 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
     if (IRREGULAR ? next.exists() : j > tiles.first) load_next(OfKeys{}, K_smem, p.k, p.k_stride, K);
 
     const auto S = fragment_view_by_columns(S_rmem);
+    auto lane_row_of = [&](const WorkItem& item) { return item.q_block * Br + warp * WARP_ROWS + S.lane_row(lane_id()); };
+    if constexpr (SCORE) {
+      const WorkItem item = parked_item(saved_smem);
+      const int batch = min(item.batch, p.batch - 1);  // rows after the last packed sequence have no scores
+      const ScoreFunction<ForwardParams> function(p, batch, item.head, int(diagonal_of(p, sequence_of(p, item.batch))));
+      apply_function(S, function, lane_row_of(item), j * Bc + S.lane_column(lane_id()));
+    }
     cap_scores<SOFTCAP, true>(S, p.softcap);
+    if constexpr (ALIBI) {
+      const WorkItem item = parked_item(saved_smem);
+      const Alibi alibi(p, sequence_of(p, item.batch), item.head);
+      alibi.change(S, p.scale_log2, lane_row_of(item), j * Bc + S.lane_column(lane_id()));
+    }
     // One loop body for all tiles, which tests both edges: another body would take more registers.
     if constexpr (IRREGULAR) {
       const vec4 saved = ld_shared_vec4(saved_smem);
       const WalkedTile walked{int(saved.w)};
       if (walked.masked()) {
         const int group = p.heads / p.kv_heads, head = int(saved.y);
-        const IrregularMask<MASK_KIND, KernelParams> mask(p, int(saved.z), head / group, head % group);
+        const IrregularMask<MASK_KIND, ForwardParams> mask(p, int(saved.z), head / group, head % group);
         const int row = int(saved.x) * Br + warp * WARP_ROWS + S.lane_row(lane_id());
         hide_scores<RUNS_AT_ONCE>(S, mask, row, walked.tile() * Bc, S.lane_column(lane_id()));
       }
     } else if (j >= int(ld_shared_u32(saved_smem + 12)) ||
         (MASK_KIND == MASK_BAND && j < int(ld_shared_u32(saved_smem + PITCH)))) {
-      const int row = int(ld_shared_u32(saved_smem)) * Br + warp * WARP_ROWS + S.lane_row(lane_id());
-      hide_scores<RIGHT_MASKED>(S, head_mask(p), row, j * Bc, S.lane_column(lane_id()));
+      if constexpr (LENGTHS_KIND == DENSE) {
+        const int row = int(ld_shared_u32(saved_smem)) * Br + warp * WARP_ROWS + S.lane_row(lane_id());
+        hide_scores<RIGHT_MASKED>(S, head_mask(p), row, j * Bc, S.lane_column(lane_id()));
+      } else {
+        const WorkItem item = parked_item(saved_smem);
+        const HeadMask mask = head_mask(p, sequence_of(p, item.batch));
+        hide_scores<RIGHT_MASKED>(S, mask, lane_row_of(item), j * Bc, S.lane_column(lane_id()));
+      }
     }
 
     // Alg. 1, l. 9: the row maxima, and alpha, which brings O to the new maximum and the new unit.
@@ -235,7 +255,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
     const float inverse_unit = inverse_power_of_two(O_unit);
 #pragma unroll
     for (int n = 0; n < S_TILES; ++n) P_factor[n] *= inverse_unit * P_SCALE;
-    const bool raised = softmax.raise_max(m_tile, p.scale_log2, alpha);
+    const bool raised = softmax.raise_max(m_tile, softmax_scale(p), alpha);
     const bool rescale = raised || O_unit != O_unit_old;
 #pragma unroll
     for (int r = 0; r < 2 * M_TILES; ++r) alpha[r] *= O_unit_old * inverse_unit;
@@ -255,8 +275,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
 #pragma unroll
         for (int h = 0; h < 4; ++h) {  // register h of an A operand: row h % 2, columns h / 2
           const int n = 2 * k + h / 2, r = 2 * i + h % 2;
-          float x = softmax.exp(S_rmem[n][i][h % 2 * 2], p.scale_log2, r) * P_factor[n];
-          float y = softmax.exp(S_rmem[n][i][h % 2 * 2 + 1], p.scale_log2, r) * P_factor[n];
+          float x = softmax.exp(S_rmem[n][i][h % 2 * 2], softmax_scale(p), r) * P_factor[n];
+          float y = softmax.exp(S_rmem[n][i][h % 2 * 2 + 1], softmax_scale(p), r) * P_factor[n];
           if constexpr (DROPOUT) x = kept.value(x, h % 2, n, 0), y = kept.value(y, h % 2, n, 1);
           split_pair(x, y, P_hi[k][i][h], P_lo[k][i][h]);
         }
@@ -311,8 +331,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
     const i64 q_stride_bytes = p.q_stride.seq * 4;
 #pragma unroll
     for (int r = 0; r < 2 * M_TILES; ++r) {
-      Rows::copy(Q_smem + r * 8 * PITCH, Q + r * 8 * q_stride_bytes, q_stride_bytes, p.seqlen_q - warp_row - r * 8,
-                 lane);
+      Rows::copy(Q_smem + r * 8 * PITCH, Q + r * 8 * q_stride_bytes, q_stride_bytes,
+                 sequence.rows() - warp_row - r * 8, lane);
     }
     load_tile(OfKeys{}, K_smem, K, p.k_stride.seq * 4, true);
     split_tile(OfKeys{}, K_smem);
@@ -340,12 +360,15 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
   // Alg. 1, l. 12-15: O = O / l, L = m + log l.
   softmax.reduce_sum();
   const auto [q_block, head, batch] = parked_item(saved_smem);
-  char* O = static_cast<char*>(p.o) + 4 * (batch * p.o_stride.batch + head * p.o_stride.head);
+  const auto ended = sequence_of(p, batch);
+  char* O = static_cast<char*>(p.o) +
+            4 * (ended.batch() * p.o_stride.batch + head * p.o_stride.head + ended.first_row() * p.o_stride.seq);
 #pragma unroll
   for (int r = 0; r < 2 * M_TILES; ++r) {
     const int row = q_block * Br + warp * WARP_ROWS + r / 2 * 16 + r % 2 * 8 + lane / 4;
-    if (row >= p.seqlen_q) continue;
-    const float factor = of_kept(p, softmax.inverse_sum(r) * (O_unit / P_SCALE));
+    if (row >= ended.stored_rows()) continue;
+    const bool exists = LENGTHS_KIND == DENSE || row < ended.rows();  // padding: zeros, and an LSE of -inf
+    const float factor = exists ? of_kept(p, row_factor(p, softmax, r, head) * (O_unit / P_SCALE)) : 0.0f;
     char* O_row = O + 4 * (row * p.o_stride.seq + lane % 4 * 2);
 #pragma unroll
     for (int n = 0; n < O_TILES; ++n) {
@@ -353,14 +376,15 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
       store_two<Element, ALIGNMENT>(O_row + n * 32, o[0] * factor, o[1] * factor);
     }
     if (p.lse != nullptr && lane % 4 == 0) {
-      const float lse = exact_lse(softmax.m_scaled[r], softmax.l[r]);
-      st_global(p.lse + (i64(batch) * p.heads + head) * p.seqlen_q + row, lse);
+      const float lse = exists ? exact_lse(softmax.m_scaled[r], softmax.l[r]) : NEG_INF;
+      st_global(p.lse + row_stats_index(p, ended, i64(ended.batch()) * p.heads + head) + row, lse);
     }
   }
 
   if constexpr (TRACE) {
     block_sync();  // the trace record ends when the last warp has stored
     if constexpr (IRREGULAR) tiles = tally.range(tiles.total);
-    if (thread == 0) write_trace(p, blockIdx.x, {q_block, head, batch}, tiles, start_ns);
+    const bool exists = LENGTHS_KIND == DENSE || q_block * Br < ended.rows();
+    if (thread == 0 && exists) write_trace(p, blockIdx.x, {q_block, head, batch}, tiles, start_ns);
   }
 }

@@ -7,7 +7,7 @@ from ...problem.problem import BAND_KINDS, MASK_KINDS, Problem
 from ...schedule.order import Order, query_blocks
 from ...schedule.schedule import Schedule
 from ..base import Kernel, mask_launches
-from ..config import Buffer, Launch, Split, ceil_div, tile_pitch
+from ..config import Buffer, Launch, Split, tile_pitch
 from .fa2 import Fa2Config
 
 
@@ -21,8 +21,8 @@ class Fa2ForwardF32(Kernel):
     dtypes = ("float32",)
     precisions = ("float32", "tf32")
     masks: tuple[str, ...] = MASK_KINDS
-    options: tuple[str, ...] = ("dropout",)
-    options_with_irregular_masks = ("dropout",)
+    options: tuple[str, ...] = ("padded", "packed", "alibi", "sink", "score", "dropout")
+    options_with_irregular_masks = ("alibi", "sink", "score", "dropout")
     any_v_dim = True
     skip_masked_tiles = True
     configs = (
@@ -42,8 +42,7 @@ class Fa2ForwardF32(Kernel):
         self, problem: Problem, config: Fa2Config, shared_memory: int, split: Split | None = None
     ) -> tuple[Launch, ...]:
         """One block per query block and head; if the mask has runs of rows per key, first their reduction."""
-        blocks = ceil_div(problem.seqlen_q, config.block_q) * problem.heads * problem.batch
-        main = Launch("fa2_forward_f32", (blocks, 1, 1), config.num_warps * 32, shared_memory)
+        main = Launch("fa2_forward_f32", (config.query_items(problem), 1, 1), config.num_warps * 32, shared_memory)
         return (*mask_launches(problem, config), main)
 
     def order(self, problem: Problem, schedule: Schedule, device: Device, config: Fa2Config) -> Order:
