@@ -20,11 +20,12 @@ constexpr int SMEM_BYTES = 110864;   // dynamic shared memory of the launch
 
 constexpr int MASK = 1;              // a MaskKind (shared/mask.cuh)
 constexpr bool SKIP_MASKED_TILES = true;  // tiles without a visible score are not computed
-constexpr int LENGTHS = 0;           // a LengthsKind (shared/lengths.cuh); this kernel takes dense arrays only
+constexpr int LENGTHS = 0;           // a LengthsKind (shared/lengths.cuh)
+constexpr bool SCORE = false;        // the caller's function changes scores (shared/score_function.cuh)
 constexpr bool SOFTCAP = false;      // a score s becomes cap * tanh(s / cap)
 constexpr bool DROPOUT = false;      // weights are dropped at random (shared/dropout.cuh)
-constexpr bool ALIBI = false;        // fixed: this kernel takes no ALiBi
-constexpr bool SINK = false;         // fixed: this kernel takes no sinks
+constexpr bool ALIBI = false;        // a score loses slope * distance
+constexpr bool SINK = false;         // a logit of each head joins the softmax's denominator
 constexpr bool DETERMINISTIC = false;// key blocks add to dQ in a fixed order
 
 constexpr bool WHOLE_TILES = false;  // fixed: the layout of the workspace that FA3 uses (backward/common/workspace.cuh)

@@ -24,17 +24,17 @@
 #include "backward/fa2_f32/shape.cuh"
 #include "backward/common/passes.cuh"
 #include "backward/common/query_walk.cuh"
+#include "backward/common/score_gradients.cuh"
 #include "backward/common/tickets.cuh"
 #include "mma/half_pair.cuh"
 #include "shared/dropout.cuh"
 #include "shared/named_barriers.cuh"
 #include "shared/softcap.cuh"
 
-using KernelParams = typename Choose<DROPOUT, DroppedBackwardParams, BackwardParams>::type;
-
 KERNEL __launch_bounds__(PASS_THREADS) fa2_backward_f32_prepare(const __grid_constant__ KernelParams p) {
   if (found_tickets<PASS_THREADS>(p)) return;
   prepare_strip(p);
+  zero_score_gradients<PASS_THREADS>(p);
   prepare_mask<MASK_KIND>(p, (blockIdx.x * PASS_THREADS + threadIdx.x) / 32, gridDim.x * PASS_STRIPS);
 }
 
@@ -51,26 +51,46 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
   // Alg. 2, l. 5
   TileRange tiles;
   QueryTile tile;
-  // The work item and the clear tiles are parked in gaps of V, because each tile, or the end, reads them once.
+  // The work item and the clear tiles are parked in gaps of V, because each tile, or the end, reads them once. LENGTHS: so are
+  // the sequence and its mask.
   const u32 saved_smem = gap_address<V_PITCH>(V_smem, 1);
+  constexpr bool RAGGED = LENGTHS_KIND != DENSE;
   {
     const KeyItem item = key_item<Bc>(p, blockIdx.x, 12 * HEAD_DIM + 4 * V_DIM);
-    tiles = query_tiles<Br, Bc>(head_mask(p), item.k_block);
+    const auto sequence = sequence_of(p, item.batch);
+    if (LENGTHS_KIND == PACKED && item.k_block * Bc >= sequence.stored_keys()) return;  // the key block lies past its sequence
+    const HeadMask mask = head_mask(p, sequence);
+    tiles = visited_queries<Br, Bc>(mask, item.k_block);
     tile = {item.kv_head * (p.heads / p.kv_heads), tiles.first};
     if (thread_id() == 0) {
       st_shared_vec4(saved_smem, vec4{u32(item.k_block), u32(item.kv_head), u32(item.batch), u32(tiles.clear_end)});
       st_shared_u32(saved_smem + V_PITCH, u32(tiles.clear_first));
+      if constexpr (RAGGED) {
+        st_shared_vec4(saved_smem + 2 * V_PITCH, {u32(mask.rows), u32(mask.keys), u32(mask.first), u32(mask.last)});
+        st_shared_vec2(saved_smem + 3 * V_PITCH, {u32(sequence.first_row()), u32(sequence.first_key())});
+      }
     }
     block_sync();
   }
   auto key_block = [&] { return int(ld_shared_u32(saved_smem)); };
   auto kv_head = [&] { return int(ld_shared_u32(saved_smem + 4)); };
   auto batch = [&] { return int(ld_shared_u32(saved_smem + 8)); };
+  auto parked_mask = [&]() -> HeadMask {
+    if constexpr (!RAGGED) return head_mask(p);
+    const vec4 found = ld_shared_vec4(saved_smem + 2 * V_PITCH);
+    return {int(found.x), int(found.y), int(found.z), int(found.w)};
+  };
+  auto num_rows = [&] { return RAGGED ? int(ld_shared_u32(saved_smem + 2 * V_PITCH)) : p.seqlen_q; };
+  auto num_keys = [&] { return RAGGED ? int(ld_shared_u32(saved_smem + 2 * V_PITCH + 4)) : p.seqlen_k; };
+  // PACKED: the first row and key of the sequence. Else its index in the arrays.
+  auto first_row = [&] { return LENGTHS_KIND == PACKED ? int(ld_shared_u32(saved_smem + 3 * V_PITCH)) : 0; };
+  auto first_key = [&] { return LENGTHS_KIND == PACKED ? int(ld_shared_u32(saved_smem + 3 * V_PITCH + 4)) : 0; };
+  auto array_batch = [&] { return LENGTHS_KIND == PACKED ? 0 : batch(); };
   auto is_clear = [&](int q_tile) {
     return q_tile >= int(ld_shared_u32(saved_smem + V_PITCH)) && q_tile < int(ld_shared_u32(saved_smem + 12)) &&
-           (key_block() + 1) * Bc <= p.seqlen_k;
+           (key_block() + 1) * Bc <= num_keys();
   };
-  auto batch_head = [&] { return i64(batch()) * p.heads; };
+  auto batch_head = [&] { return i64(array_batch()) * p.heads; };
   // Irregular masks: the current tile and the next one.
   constexpr bool IRREGULAR = is_irregular(MASK_KIND);
   QueryWalk query_walk;
@@ -86,14 +106,14 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
 
   // The warp that copies a row also splits it: until then no other warp reads it.
   auto copy_rows = [&](auto of, auto rows, int first_group, u32 tile, const void* tensor, const Strides& stride, int head,
-                       int first_row, int num_rows) {
+                       int first_of_sequence, int first, int end) {
     using Of = decltype(of);
 #pragma unroll
     for (int g = 0; g < decltype(rows)::value / 8; g += NUM_WARPS) {
       const int row = (g + first_group) * 8;
       if (decltype(rows)::value / 8 % NUM_WARPS != 0 && row >= decltype(rows)::value) break;
-      Of::Copy::copy(tile + row * Of::PITCH, Of::Copy::source(tensor, stride, batch(), head, first_row + row, lane_id()),
-                     stride.seq * 4, num_rows - first_row - row, lane_id());
+      Of::Copy::copy(tile + row * Of::PITCH, Of::Copy::source(tensor, stride, array_batch(), head, first_of_sequence + first + row, lane_id()),
+                     stride.seq * 4, end - first - row, lane_id());
     }
   };
   auto split_tile = [&](auto of, auto rows, int first_group, u32 tile) {
@@ -108,18 +128,20 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
   // Alg. 2, l. 9, asynchronously. Rows past the end become zeros, which add nothing to dK and dV, although their P is exp2(0 - 0)
   // = 1.
   auto copy_do = [&](QueryTile tile) {
-    copy_rows(OfValues{}, Size<Br>{}, Share().first_dO_group(), dO_smem, p.dout, p.dout_stride, tile.head, tile.q_tile * Br,
-              p.seqlen_q);
+    copy_rows(OfValues{}, Size<Br>{}, Share().first_dO_group(), dO_smem, p.dout, p.dout_stride, tile.head, first_row(),
+              tile.q_tile * Br, num_rows());
     const int row = tile.q_tile * Br + thread_id();
     if (thread_id() < Br) {
-      const i64 number = (batch_head() + tile.head) * p.seqlen_q + row;
+      i64 number = (batch_head() + tile.head) * (LENGTHS_KIND == PACKED ? p.total_q : p.seqlen_q) + row;
+      if constexpr (LENGTHS_KIND == PACKED) number += first_row();
       cp_async_small<ROW_STATS_BYTES>(rows_smem + thread_id() * ROW_STATS_BYTES,
-                                       BackwardWorkspace(p).rows + number * ROW_STATS_BYTES, row < p.seqlen_q);
+                                       BackwardWorkspace(p).rows + number * ROW_STATS_BYTES, row < num_rows());
     }
     cp_async_commit();
   };
   auto copy_q = [&](QueryTile tile) {
-    copy_rows(OfKeys{}, Size<Br>{}, Share().first_Q_group(), Q_smem, p.q, p.q_stride, tile.head, tile.q_tile * Br, p.seqlen_q);
+    copy_rows(OfKeys{}, Size<Br>{}, Share().first_Q_group(), Q_smem, p.q, p.q_stride, tile.head, first_row(), tile.q_tile * Br,
+              num_rows());
     cp_async_commit();
   };
   auto split_queries = [&] {
@@ -221,15 +243,17 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
     float S_rmem[S_TILES][KEY_TILES][4] = {}, dP_rmem[S_TILES][KEY_TILES][4] = {};
     const auto S = fragment_view_by_columns(S_rmem);
     multiply_rows(OfKeys{}, S_rmem, K_smem, Q_smem);
-    cap_scores<SOFTCAP, true>(S, p.softcap);
-    if (IRREGULAR ? walked.masked() || (key_block() + 1) * Bc > p.seqlen_k : !is_clear(tile.q_tile)) {
+    cap_scores<SOFTCAP && !SCORE, true>(S, p.softcap);
+    if (IRREGULAR ? walked.masked() || (key_block() + 1) * Bc > num_keys() : !is_clear(tile.q_tile)) {
       const int key = key_block() * Bc + int(Share().keys()) + S.lane_row(lane_id());
       const int row = tile.q_tile * Br + int(Share().queries()) + S.lane_column(lane_id());
       if constexpr (IRREGULAR) {
         const int member = tile.head - kv_head() * (p.heads / p.kv_heads);
-        hide_scores_by_keys(S, IrregularMask<MASK_KIND, BackwardParams>(p, batch(), kv_head(), member), key, row);
+        const IrregularMask<MASK_KIND, BackwardParams> mask(p, batch(), kv_head(), member);
+        // A row past the end has no lse: a score function or ALiBi may give it infinite weights.
+        hide_scores_by_keys<SCORE || ALIBI>(S, mask, key, row);
       } else {
-        hide_scores_by_keys(S, head_mask(p), key, row);
+        hide_scores_by_keys(S, parked_mask(), key, row);
       }
     }
     // Alg. 2, l. 13
@@ -245,6 +269,18 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
         kept[i].draw(p, u32(batch() * p.heads + tile.head), key, query);
       }
     }
+    // ALiBi: the distance of the lane's first query from its first key.
+    auto lane_key = [&] { return key_block() * Bc + int(Share().keys()) + S.lane_row(lane_id()); };
+    auto lane_query = [&] { return tile.q_tile * Br + int(Share().queries()) + S.lane_column(lane_id()); };
+    const Alibi alibi = ALIBI ? Alibi(p, sequence_of(p, batch()), tile.head) : Alibi(0.0f, 0);
+    const float distance = ALIBI ? float(lane_query() + alibi.diagonal - lane_key()) : 0.0f;
+    // SCORE: the function, and what it computes for each key.
+    const Function function(p, SCORE ? min(batch(), p.batch - 1) : 0, tile.head,
+                            SCORE ? int(diagonal_of(p, sequence_of(p, batch()))) : 0);
+    typename Function::Column columns[2 * KEY_TILES];
+#pragma unroll
+    for (int r = 0; SCORE && r < 2 * KEY_TILES; ++r) columns[r] = function.column(lane_key() + 8 * r, float(lane_key() + 8 * r));
+    ArrayGradients sums;
     u32 largest = NO_MAGNITUDE;
     const u32 stats_lane = rows_smem + (Share().queries() + S.lane_column(lane_id())) * ROW_STATS_BYTES;
 #pragma unroll
@@ -252,16 +288,31 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
       const vec4 stats = ld_shared_vec4(stats_lane + n * 8 * ROW_STATS_BYTES);
       const Exponent exponent[2] = {u32_as_float(stats.x), u32_as_float(stats.z)};
       const float D[2] = {u32_as_float(stats.y), u32_as_float(stats.w)};
+      auto row = [&](int, int e) { return function.row(lane_query() + 8 * n + e, float(lane_query() + 8 * n + e)); };
+      float old[4 * KEY_TILES], cap[4 * KEY_TILES];  // SCORE_GRADIENTS: scores before the function, dS without its derivative
 #pragma unroll
       for (int e = 0; e < KEY_TILES * 4; ++e) {
         float &s = (&S_rmem[n][0][0])[e], &dp = (&dP_rmem[n][0][0])[e];
-        const float slope = SOFTCAP ? cap_slope(s) : 1.0f;
-        s = exponent[e % 2].weight(s, p.scale_log2);
-        dp = s * add_to_kept(p, kept[e / 4], dp, -D[e % 2], e % 4 / 2, n, e % 2) * slope;
+        float slope = SOFTCAP ? cap_slope(s) : 1.0f;
+        if constexpr (SCORE) {
+          const ChangedScore changed(p, function, s, row(0, e % 2), columns[e / 2]);
+          old[e] = s, s = changed.s, slope = changed.slope, cap[e] = changed.cap;
+        }
+        if constexpr (ALIBI) s = alibi.changed(s, p.scale_log2, distance, 8 * n + e % 2 - e / 2 * 8);
+        s = exponent[e % 2].weight(s, softmax_scale(p));
+        dp = s * add_to_kept(p, kept[e / 4], dp, -D[e % 2], e % 4 / 2, n, e % 2);
+        if constexpr (SCORE_GRADIENTS) cap[e] *= dp;
+        dp *= slope;
         if constexpr (DROPOUT) s = kept[e / 4].value(s, e % 4 / 2, n, e % 2);
         largest = max(largest, magnitude(float_as_u32(dp)));
       }
+      if constexpr (SCORE_GRADIENTS) {
+        sums.add_all<2 * KEY_TILES, 1>(
+            p, function, columns, row, [&](int r, int, int e) { return old[2 * r + e]; },
+            [&](int r, int, int e) { return cap[2 * r + e]; });
+      }
     }
+    if constexpr (SCORE_GRADIENTS) sums.finish_all(p);
     largest = redux_max(largest);
     if (lane_id() == 0) st_shared_u32(largest_smem + Share().warp * 4, largest);
 
@@ -302,7 +353,9 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
     const u32 A_lane = S_smem + pair_lane_a_trans<S_PITCH>(lane_id());
     const u32 B_lane = K_smem + share.first_dq_tile() * OCTET_BYTES + pair_lane_b_trans<PITCH>(lane_id());
     const int strip = tile.q_tile * Q_TILES;
-    float* const dQ = workspace.strip(batch_head() + tile.head, strip) + share.first_dq_tile() * ACCUMULATOR;
+    const int strips = LENGTHS_KIND == PACKED ? (num_rows() - 1) / STRIP + 1 : workspace.strips;
+    const int first_strip = LENGTHS_KIND == PACKED ? first_packed_block<STRIP>(first_row(), batch()) : 0;
+    float* const dQ = workspace.strip(batch_head() + tile.head, first_strip + strip) + share.first_dq_tile() * ACCUMULATOR;
     for_groups<DQ_TILES, DQ_GROUP>([&](int n0, auto count) {
       float sum[decltype(count)::value][Q_TILES][4] = {};
 #pragma unroll
@@ -320,7 +373,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
         for (int i = 0; i < Q_TILES; ++i) {
 #pragma unroll
           for (int e = 0; e < 4; ++e) sum[n][i][e] *= factor;
-          if (strip + i < workspace.strips) add_accumulator(dQ + (i * D_TILES + n0 + n) * ACCUMULATOR, sum[n][i], lane_id());
+          if (strip + i < strips) add_accumulator(dQ + (i * D_TILES + n0 + n) * ACCUMULATOR, sum[n][i], lane_id());
         }
       }
     });
@@ -333,8 +386,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
   }
   if (remaining > 0) {
     // Alg. 2, l. 6
-    copy_rows(OfKeys{}, Size<Bc>{}, Share().warp, K_smem, p.k, p.k_stride, kv_head(), key_block() * Bc, p.seqlen_k);
-    copy_rows(OfValues{}, Size<Bc>{}, Share().warp, V_smem, p.v, p.v_stride, kv_head(), key_block() * Bc, p.seqlen_k);
+    copy_rows(OfKeys{}, Size<Bc>{}, Share().warp, K_smem, p.k, p.k_stride, kv_head(), first_key(), key_block() * Bc, num_keys());
+    copy_rows(OfValues{}, Size<Bc>{}, Share().warp, V_smem, p.v, p.v_stride, kv_head(), first_key(), key_block() * Bc, num_keys());
     copy_do(tile);
     copy_q(tile);
     split_queries();
@@ -354,7 +407,9 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
       --remaining;
     }
     const BackwardWorkspace workspace(p);
-    const DqTickets<Br, Bc> tickets{p, workspace, key_block(), batch_head()};
+    const HeadMask mask = parked_mask();
+    const u32 first_ticket = LENGTHS_KIND == PACKED ? first_packed_block<Br>(first_row(), batch()) : 0;
+    const DqTickets<Br, Bc> tickets{p, workspace, key_block(), batch_head(), &mask, first_ticket};
     u32 count = 0;
     if (DETERMINISTIC && thread_id() == 0) count = tickets.count(tile);  // read long before it is needed
     const float dS_unit = visit_tile(tile, [&] {
@@ -374,11 +429,12 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
   auto store = [&](auto of, void* tensor, const Strides& stride, const auto& D, float factor) {
     const Share share;
     const int lane = lane_id();
-    char* head = head_address(tensor, stride, batch(), kv_head()) + lane % 4 * 8;
+    char* head = head_address(tensor, stride, array_batch(), kv_head()) + first_key() * (stride.seq * 4) + lane % 4 * 8;
+    const int stored_keys = RAGGED ? sequence_of(p, batch()).stored_keys() : p.seqlen_k;
 #pragma unroll
     for (int r = 0; r < 2 * KEY_TILES; ++r) {
       const int row = key_block() * Bc + int(share.keys()) + r * 8 + lane / 4;
-      if (row >= p.seqlen_k) continue;
+      if (row >= stored_keys) continue;
       char* target = head + row * (stride.seq * 4);
 #pragma unroll
       for (int n = 0; n < decltype(of)::TILES; ++n) {
@@ -399,9 +455,10 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
 
   if constexpr (TRACE) {
     block_sync();  // the trace record ends when the last warp has stored
-    TileRange traced = query_tiles<Br, Bc>(head_mask(p), key_block());
+    TileRange traced = visited_queries<Br, Bc>(parked_mask(), key_block());
     if constexpr (IRREGULAR) traced = tally.range(traced.total);
-    if (thread_id() == 0) write_trace(p, blockIdx.x, {key_block(), kv_head(), batch()}, traced, start_ns);
+    const bool exists = !RAGGED || key_block() * Bc < num_keys();
+    if (thread_id() == 0 && exists) write_trace(p, blockIdx.x, {key_block(), kv_head(), batch()}, traced, start_ns);
   }
 }
 
