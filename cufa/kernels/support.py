@@ -147,17 +147,10 @@ def _gradient_reasons(kernel: Kernel, problem: Problem) -> Iterator[str]:
 def unproven(kernel: Kernel, problem: Problem) -> str | None:
     """Why "auto" passes over a kernel that serves a problem, as a sentence without its subject: the combination was
     executed on a CPU, but has not run on a GPU. None: it has."""
-    kind = problem.mask.irregular_kind
     if problem.dropped:
         return f"has not run on a GPU with dropout: pass algorithm={kernel.algorithm!r}"
     if problem.lengths.in_cache and problem.score is not None and problem.operation == "forward":
         return f"has not run on a GPU with a score function over a cache: pass algorithm={kernel.algorithm!r}"
-    if problem.deterministic and (kind or problem.score is not None):
-        other = _IRREGULAR_MASKS.get(kind, kind) or _OPTIONS["score"]
-        return f"has not run on a GPU with a fixed order and {other}: pass algorithm={kernel.algorithm!r}"
-    if kernel.name == "fa2_backward" and problem.score is not None and kind == "sets":
-        other = f"{_OPTIONS['score']} and {_IRREGULAR_MASKS[kind]}"
-        return f"has not run on a GPU with {other} since it was mended: pass algorithm='fa2'"
     return None
 
 

@@ -492,8 +492,8 @@ def test_which_kernels_take_a_mask(name):
     assert cufa.plan_backward(shape, mask=mask, device="sm_80").spec.name == "fa2_backward"
     with pytest.raises(ValueError, match=r"fa1_forward serves band masks, not masks .*Fix: the CPU"):
         cufa.plan(wide, mask=mask, algorithm="fa1", device="sm_90")
-    with pytest.raises(ValueError, match=r"fa2_backward has not run on a GPU with a fixed order and masks"):
-        cufa.plan_backward(shape, mask=mask, deterministic=True, device="sm_80")
+    fixed = cufa.plan_backward(shape, mask=mask, deterministic=True, device="sm_80")
+    assert fixed.spec.name == "fa2_backward"
 
 
 def test_masks_that_decoding_does_not_take():

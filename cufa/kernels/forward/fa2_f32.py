@@ -42,7 +42,9 @@ class Fa2ForwardF32(Kernel):
         self, problem: Problem, config: Fa2Config, shared_memory: int, split: Split | None = None
     ) -> tuple[Launch, ...]:
         """One block per query block and head; if the mask has runs of rows per key, first their reduction."""
-        main = Launch("fa2_forward_f32", (config.query_items(problem), 1, 1), config.num_warps * 32, shared_memory)
+        main = Launch(
+            "fa2_forward_f32", (config.query_items(problem), 1, 1), config.num_warps * 32, shared_memory
+        )
         return (*mask_launches(problem, config), main)
 
     def order(self, problem: Problem, schedule: Schedule, device: Device, config: Fa2Config) -> Order:
@@ -56,6 +58,6 @@ class Fa2NoSkipF32(Fa2ForwardF32):
     algorithm = "fa2_noskip"
     title = "FlashAttention-2 forward without skipping of masked tiles, float32 as pairs of float16"
     masks = BAND_KINDS
-    options = ()
+    options = ("padded", "packed", "alibi", "sink")
     skip_masked_tiles = False
     ablation = True
