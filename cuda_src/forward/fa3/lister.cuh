@@ -49,7 +49,7 @@ struct Lister {
   DEVICE void list_item(u32 descriptor) {
     TileList tiles{p, descriptor};
     ListedTile tile = tiles.next();
-    if (!tile.exists()) tile = {tiles.hidden_tile(), NO_TILE_AT_ALL};
+    if (!tile.exists()) tile = {SPLIT_KEYS ? tiles.hidden_tile() : 0, NO_TILE_AT_ALL};
     begin_entry({tile.tile, tile.marks | FIRST_TILE}, descriptor);
     for (bool more = true; more;) {
       tile = tiles.next();

@@ -108,12 +108,9 @@ struct TileList {
     }
     return {walked.tile(), marks};
   }
-  // A tile that the mask hides from all rows, if no tile is visited. (Of another split's tiles some may be visible. The merge
-  // ignores splits that have no tile.)
-  DEVICE int hidden_tile() const {
-    if constexpr (SPLIT_KEYS) return split().empty() ? 0 : split().first;
-    return 0;
-  }
+  // SPLIT_KEYS: a tile that the mask hides from all rows, if no tile is visited. (Of another split's tiles some may be visible.
+  // The merge ignores splits that have no tile.)
+  DEVICE int hidden_tile() const { return split().empty() ? 0 : split().first; }
 
  private:
   DEVICE int top() const { return read_shared<Item>(descriptor).q_block * Br; }
