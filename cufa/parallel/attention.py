@@ -126,6 +126,7 @@ def flash_attention_varlen(
 
     q, k and v are local parts (rows, heads, head_dim) of one packed array; ``cu_seqlens`` are its cumulative lengths
     on the host, for queries and keys alike. Rows after the last sequence are padding; on a GPU they must be finite.
+    ``placement=Placement.documents(lengths, P)`` gives each rank whole sequences, if there is no padding.
     ``options`` are those of :func:`flash_attention` except masks and lengths. Returns parts (rows, heads, head_dim),
     and lse (heads, rows).
     """

@@ -62,8 +62,9 @@ class Placement:
           rank 0   7 tokens   0-3, 8-10
           rank 1   7 tokens   4-7, 11-13
         """
-        runs = sorted(itertools.pairwise(itertools.accumulate(lengths, initial=0)), key=lambda x: x[0] - x[1])
-        limit = 0.05 * sum(n * n for n in lengths)
+        ends = itertools.accumulate(map(int, lengths), initial=0)
+        runs = sorted(itertools.pairwise(ends), key=lambda x: x[0] - x[1])
+        limit = 0.05 * sum((end - begin) ** 2 for begin, end in runs)
         for cut in range(len(runs) + 1):
             held: list[list[Range]] = [[] for _ in range(ranks)]
             work = [0] * ranks
@@ -76,7 +77,7 @@ class Placement:
         for begin, end in runs[:cut]:
             for rank, chunks in enumerate(cls.zigzag(end - begin, ranks).ranges):
                 held[rank] += [(begin + first, begin + last) for first, last in chunks]
-        return cls("documents", sum(lengths), tuple(_joined(sorted(x)) for x in held))
+        return cls("documents", int(sum(lengths)), tuple(_joined(sorted(x)) for x in held))
 
     @classmethod
     def heads(cls, seqlen: int, ranks: int) -> Placement:

@@ -80,6 +80,7 @@ def test_long_documents_are_cut(lengths, ranks):
     found = par.Placement.documents(lengths, ranks)
     tokens = sorted(t for ranges in found.ranges for r in ranges for t in range(*r))
     assert tokens == list(range(sum(lengths)))
+    assert found == par.Placement.documents(np.array(lengths, np.int32), ranks)
     if sum(lengths) > 100:
         mask = Whole.of(masks.documents(lengths), found.seqlen, found.seqlen)
         work = make_schedule("auto", mask, found, found, ((1, 1),) * ranks)
