@@ -112,7 +112,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
     for (int g = 0; g < decltype(rows)::value / 8; g += NUM_WARPS) {
       const int row = (g + first_group) * 8;
       if (decltype(rows)::value / 8 % NUM_WARPS != 0 && row >= decltype(rows)::value) break;
-      Of::Copy::copy(tile + row * Of::PITCH, Of::Copy::source(tensor, stride, array_batch(), head, first_of_sequence + first + row, lane_id()),
+      Of::Copy::copy(tile + row * Of::PITCH,
+                     Of::Copy::source(tensor, stride, array_batch(), head, first_of_sequence + first + row, lane_id()),
                      stride.seq * 4, end - first - row, lane_id());
     }
   };
@@ -279,7 +280,10 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
                             SCORE ? int(diagonal_of(p, sequence_of(p, batch()))) : 0);
     typename Function::Column columns[2 * KEY_TILES];
 #pragma unroll
-    for (int r = 0; SCORE && r < 2 * KEY_TILES; ++r) columns[r] = function.column(lane_key() + 8 * r, float(lane_key() + 8 * r));
+    for (int r = 0; SCORE && r < 2 * KEY_TILES; ++r) {
+      const int key = lane_key() + 8 * r;
+      columns[r] = function.column(key, float(key));
+    }
     ArrayGradients sums;
     u32 largest = NO_MAGNITUDE;
     const u32 stats_lane = rows_smem + (Share().queries() + S.lane_column(lane_id())) * ROW_STATS_BYTES;
@@ -386,8 +390,10 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
   }
   if (remaining > 0) {
     // Alg. 2, l. 6
-    copy_rows(OfKeys{}, Size<Bc>{}, Share().warp, K_smem, p.k, p.k_stride, kv_head(), first_key(), key_block() * Bc, num_keys());
-    copy_rows(OfValues{}, Size<Bc>{}, Share().warp, V_smem, p.v, p.v_stride, kv_head(), first_key(), key_block() * Bc, num_keys());
+    copy_rows(OfKeys{}, Size<Bc>{}, Share().warp, K_smem, p.k, p.k_stride, kv_head(), first_key(), key_block() * Bc,
+              num_keys());
+    copy_rows(OfValues{}, Size<Bc>{}, Share().warp, V_smem, p.v, p.v_stride, kv_head(), first_key(), key_block() * Bc,
+              num_keys());
     copy_do(tile);
     copy_q(tile);
     split_queries();
