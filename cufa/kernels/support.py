@@ -154,10 +154,15 @@ def unproven(kernel: Kernel, problem: Problem) -> str | None:
     return None
 
 
-def unproven_splits(problem: Problem) -> bool:
-    """Whether the planner splits keys only if the caller asks: the combination was executed on a CPU, but has not run
-    on a GPU."""
-    return bool(problem.mask.irregular_kind) or next(_options(problem), None) is not None
+def unproven_splits(kernel: Kernel, problem: Problem) -> str | None:
+    """As :func:`unproven`, of split keys: the caller names both the kernel and the number of splits."""
+    irregular = _IRREGULAR_MASKS.get(problem.mask.irregular_kind, problem.mask.irregular_kind)
+    other = irregular or next((_OPTIONS[option] for option in _options(problem)), None)
+    if other is None:
+        return None
+    return (
+        f"{kernel.name} has not run on a GPU with split keys and {other}: pass algorithm={kernel.algorithm!r}"
+    )
 
 
 def _mask_reasons(kernel: Kernel, problem: Problem) -> Iterator[str]:

@@ -72,6 +72,8 @@ def with_splits(problem: Problem, device: Device, choice: Choice, request: Reque
             choice, reasons=(*choice.reasons, "num_splits=1 was asked for: keys are not split")
         )
     reason = refusal(spec, problem, split_keys=True)
+    if reason is None and named is None and (num_splits is None or request.algorithm == "auto"):
+        reason = unproven_splits(spec, problem)
     if request.config is not None and named is None and num_splits is not None:
         reason = (
             f"config={request.config} does not split keys; pass one of KERNELS[{spec.name!r}].split_configs"
@@ -81,8 +83,7 @@ def with_splits(problem: Problem, device: Device, choice: Choice, request: Reque
     if reason is not None or (request.config is not None and named is None):
         return choice
     configs = [spec.over_cache(named, problem)] if named is not None else _fitting(spec, problem, device)
-    worth_estimating = not unproven_splits(problem) and _few_items(problem, device, choice.config)
-    if num_splits is None and named is None and not worth_estimating:
+    if num_splits is None and named is None and not _few_items(problem, device, choice.config):
         return choice
     best = min(
         _estimates(problem, device, spec, configs, num_splits), key=lambda found: found.seconds, default=None

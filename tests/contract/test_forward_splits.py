@@ -98,10 +98,14 @@ def test_kernels_that_split_no_keys_say_so(options, kernel):
 def test_lengths_and_irregular_masks_are_split_if_asked():
     """Into no more splits than an array has tiles; heads share no tile."""
     for options in ({"seqlens_k": [99]}, {"mask": cufa.masks.prefix(3)}):
-        found = plan((1, 32, 16, 128), num_splits=400, **options)
+        with pytest.raises(
+            ValueError, match=r"fa3_forward has not run on a GPU with split keys and .*: pass algo"
+        ):
+            plan((1, 32, 16, 128), num_splits=400, **options)
+        found = plan((1, 32, 16, 128), num_splits=400, algorithm="fa3", **options)
         assert found.num_splits == 8192 // found.config.block_kv
         assert found.config.packed_heads == 1
-        assert plan(**options).split is None
+        assert plan(algorithm="fa3", **options).split is None
     with pytest.raises(
         ValueError, match="fa3_forward splits keys without bits that depend on the sequence alone"
     ):
