@@ -56,12 +56,12 @@ struct ScoredBackwardParams : BackwardParams {
 // With dropout: shared/dropout_params.cuh.
 struct DroppedBackwardParams : BackwardParams {
   const u64* seed;
-  u32 dropped, dropped_low_bits, dropped_below_half;
+  u32 zeros_low, zeros_high;
   float kept_factor;
 };
 struct ScoredDroppedBackwardParams : ScoredBackwardParams {
   const u64* seed;
-  u32 dropped, dropped_low_bits, dropped_below_half;
+  u32 zeros_low, zeros_high;
   float kept_factor;
 };
 

@@ -94,13 +94,16 @@ def build(variant: Variant) -> Build:
 def _spills_allowed(variant: Variant) -> float:
     """Bytes per thread that a build may spill. Trace builds: any number. Some builds for irregular masks of FA2 in
     float32 and of its backward, and of decoding an e4m3 cache with ALiBi, spill up to 16 and were measured so. FA3's
-    builds with split keys spill up to 8 with a soft cap above head dim 128; FA2's up to 4 at head dim 128 on sm_80.
+    builds with split keys spill up to 8 with a soft cap above head dim 128; FA2's up to 4 at head dim 128 on sm_80;
+    with dropout both up to 72.
     FA3's backward spills up to 24 at head dim 128 with ALiBi or under an irregular mask. On sm_90 and sm_100, FA2 in
     e4m3 spills up to 32: 8-bit operands are unpacked to float16 there."""
     if variant.trace:
         return math.inf
     problem = variant.problem
     if isinstance(variant.config, SplitConfig) and variant.config.split_keys:
+        if problem.dropped:
+            return 72
         return 8 if problem.softcap is not None and problem.head_dim > 128 else 4
     if variant.spec.name == "fa2_forward_fp8":
         return 32 if variant.arch.capability in (90, 100) else 0

@@ -86,7 +86,7 @@ class Variant:
             "element": (p.dtype, p.k_element.name, p.precision),
             "mask": p.mask_kind,
             "softcap": p.softcap is not None,
-            "optional operands": (p.lengths.compiled_kind, p.alibi, p.sink),
+            "optional operands": (p.lengths.compiled_kind, p.alibi, p.sink, p.dropped > 0),
             "config": self.config,
             "item size": p.itemsize,
             "alignment": p.alignment,
@@ -101,6 +101,7 @@ class Variant:
         parts += [p.precision] * (p.precision != "native")
         parts += [p.mask_kind, *["softcap"] * (p.softcap is not None)]
         parts += [p.lengths.compiled_kind] * p.lengths.ragged + ["ALiBi"] * p.alibi + ["sink"] * p.sink
+        parts += ["dropout"] * (p.dropped > 0)
         parts += [name.lower() for name, on in self.spec.own_constants(p).items() if on]
         parts += [f"{p.alignment}-byte copies"] * (p.alignment < 16)
         return ", ".join([*parts, *["trace"] * self.trace, *["inside"] * self.inside])

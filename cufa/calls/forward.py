@@ -125,7 +125,7 @@ def flash_attention(
         kept depends on seed, sequence, query head and the positions of query and key in their sequence only:
         :func:`dropout_mask`. Not with keys in a cache.
     seed : int, or array of two 64-bit integers, optional
-        The key of dropout's generator (Philox4x32-10), from 0 to 2**64 - 1. An array holds (seed, number): calls whose
+        The key of dropout's generator (Philox4x32-7), from 0 to 2**64 - 1. An array holds (seed, number): calls whose
         numbers differ in the low 32 bits drop different weights. An array on the GPU is read by kernels only: its owner
         may change it between calls and replays of a graph, but only after the backward has run. An int is copied by
         each call.

@@ -54,6 +54,7 @@ _OPTIONAL: tuple[dict[str, Any], ...] = (
     {"alibi": True, "sink": True},
     {"lengths": Packed(1024, 1024, (1024,), (1024,), Cached(16, 64, 64, True, 1024))},
     {"lengths": Padded((1024,), (1024,), cache=Cached(given=True)), "alibi": True, "sink": True},
+    {"dropped": 26},
 )
 """Optional operands of the builds that `cufa compile` checks. Not checked: padded with ALiBi, packed with a sink."""
 
@@ -285,9 +286,8 @@ class Backward(DenseOperation):
 def _dropout(dropped: int) -> dict[str, int | float]:
     """The members of cuda_src/shared/dropout_params.cuh."""
     return {
-        "dropped": dropped,
-        "dropped_low_bits": dropped % 128 * 0x01010101,
-        "dropped_below_half": 0xFFFFFFFF if dropped < 128 else 0,
+        "zeros_low": sum(0x80 << 8 * k for k in range(4) if not dropped >> k & 1),
+        "zeros_high": sum(0x80 << 8 * k for k in range(4) if not dropped >> 4 + k & 1),
         "kept_factor": kept_factor(dropped),
     }
 

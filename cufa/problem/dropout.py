@@ -1,8 +1,8 @@
 """Dropout: which weights of attention are kept, by position alone.
 
-A call of Philox4x32-10 (Salmon, Moraes, Dror, Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", 2011) gives one
-random byte for each of 16 scores; a weight is dropped if its byte is less than 256 times the probability. The device
-side is cuda_src/shared/dropout.cuh, which also says why 16 scores lie as they do.
+Two calls of Philox4x32-7 (Salmon, Moraes, Dror, Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", 2011: seven
+rounds pass BigCrush) give one random byte for each of 32 scores; a weight is dropped if its byte is less than 256 times
+the probability. The device side is cuda_src/shared/dropout.cuh, which also says why 32 scores lie as they do.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Bools = npt.NDArray[np.bool_]
 _LOW = np.uint64(0xFFFFFFFF)
 _MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _INCREMENTS = 0x9E3779B9, 0xBB67AE85
-_ROUNDS = 10
+_ROUNDS = 7
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,23 +44,30 @@ class Dropout:
         head_index = (np.asarray(sequence, np.uint64) + np.uint64(self.sequence)) * np.uint64(
             self.heads
         ) + np.asarray(head, np.uint64)
-        query, key = (
-            np.arange(x.start // 16 * 4, -(-x.stop // 16) * 4, dtype=np.uint64) for x in (rows, columns)
+        queries, keys = (
+            np.arange(x.start // 16 * calls, -(-x.stop // 16) * calls, dtype=np.uint64)
+            for x, calls in ((rows, 8), (columns, 2))
         )
         counters = np.broadcast_arrays(
-            key, query[:, None], head_index[..., None, None] & _LOW, np.uint64(self.number) & _LOW
+            head_index[..., None, None] & _LOW, keys, np.uint64(self.number) & _LOW, queries[:, None]
         )
         found = _philox(counters, (self.seed & 0xFFFFFFFF, self.seed >> 32))
-        outer, blocks = found.shape[:-3], (len(query) // 4, len(key) // 4)
-        # Words of a call: (query, key) of a neighbouring pair. Bytes of a word: (query, key) 8 apart.
-        bytes_of = found.view(np.uint8).reshape(*outer, blocks[0], 4, blocks[1], 4, 2, 2, 2, 2)
+        outer, blocks = found.shape[:-3], (len(queries) // 8, len(keys) // 2)
+        words = found.reshape(
+            *outer, 4 * blocks[0], 2, 2 * blocks[1], 4
+        )  # calls n and n + 1 serve a group of scores
+        kept = np.full((*outer, 4 * blocks[0], 2 * blocks[1]), _LOW, "<u4")
+        for k in range(8):  # bit k of 32 bytes; a higher bit decides before lower ones
+            word = words[..., k // 4, :, k % 4]
+            kept = kept & word if self.dropped >> k & 1 else kept | word
+        bits = np.unpackbits(kept[..., None].view(np.uint8), axis=-1, bitorder="little")
+        # Bits of a group: key 2 further on, query 1, key 1, key 8, query 8.
+        bits = bits.reshape(*outer, blocks[0], 4, blocks[1], 2, 2, 2, 2, 2, 2)
         n = len(outer)
-        order = [*range(n), *(n + x for x in (0, 6, 1, 4, 2, 7, 3, 5))]
-        whole = bytes_of.transpose(order).reshape(*outer, 16 * blocks[0], 16 * blocks[1])
+        order = [*range(n), *(n + x for x in (0, 8, 1, 5, 2, 7, 3, 4, 6))]
+        whole = bits.transpose(order).reshape(*outer, 16 * blocks[0], 16 * blocks[1]).view(np.bool_)
         first_row, first_column = rows.start % 16, columns.start % 16
-        return whole[
-            ..., first_row : first_row + len(rows), first_column : first_column + len(columns)
-        ] >= np.uint8(self.dropped)
+        return whole[..., first_row : first_row + len(rows), first_column : first_column + len(columns)]
 
     @property
     def factor(self) -> float:

@@ -261,7 +261,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
     multiply_rows(OfValues{}, dP_rmem, V_smem, dO_smem);
 
     // Alg. 2, l. 11 and 14
-    KeptWeights<S_TILES, true, 1> kept[KEY_TILES];
+    KeptWeights<S_TILES, true> kept[KEY_TILES];
     if constexpr (DROPOUT) {
 #pragma unroll
       for (int i = 0; i < KEY_TILES; ++i) {

@@ -23,7 +23,7 @@ DEVICE void hide_scores_of_tile(const KeyBlock& block, float (&S_rmem)[Br / 2], 
 }
 
 // DROPOUT: the weights of a tile that a lane keeps. `key` is the lane's first in the block.
-using Kept = KeptWeights<Br / 8, true, 2>;
+using Kept = KeptWeights<Br / 8, true>;
 DEVICE void draw_kept(Kept& kept, const KeyBlock& block, QueryTile tile, int key, int lane) {
   if constexpr (DROPOUT) {
     const u32 head = u32(block.batch() * block.p.heads + tile.head);
@@ -162,6 +162,28 @@ DEVICE void gradients(u32 (&dS_rmem)[Br / 4], const float (&dP_less_D)[Br / 2], 
       const u32 pair = P(t, r);
       dS_rmem[2 * t + r] = Element::pack(unpack_16bit(pair, 0) * difference.at(r, t, 0),
                                                 unpack_16bit(pair, 1) * difference.at(r, t, 1));
+    }
+  }
+}
+
+// The same from dP, where weights are dropped: `kept` is P with zeros for dropped weights.
+template <typename Params, int COUNT>
+DEVICE void gradients_of_kept(const Params& p, u32 (&dS_rmem)[Br / 4], float (&dP_rmem)[Br / 2], u32 neg_delta,
+                              const u32 (&P_rmem)[COUNT], const u32 (&kept)[Br / 4], int lane) {
+  const auto dP = fragment_view(dP_rmem);
+#pragma unroll
+  for (int t = 0; t < Br / 8; ++t) {
+    const vec2 stats = ld_shared_vec2(neg_delta + t * 32 + lane % 4 * 8);
+    const float neg_D[2] = {u32_as_float(stats.x), u32_as_float(stats.y)};
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const u32 pair = P_rmem[2 * t + r], kept_pair = kept[2 * t + r];
+      float dS[2];
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        dS[e] = fmaf(of_kept(p, unpack_16bit(kept_pair, e)), dP.at(r, t, e), unpack_16bit(pair, e) * neg_D[e]);
+      }
+      dS_rmem[2 * t + r] = Element::pack(dS[0], dS[1]);
     }
   }
 }

@@ -328,9 +328,14 @@ struct NarrowConsumer : TracedConsumer {
                            lane);
   }
   DEVICE void make_gradients() {
-    add_neg_delta(p, dP_rmem, smem.neg_delta + smem.dO_ring.stage(n) * TILE_STATS_BYTES, kept, lane);
-    if constexpr (SCORE_GRADIENTS) add_array_gradients(sums);
-    gradients(dS_rmem, dP_rmem, [&](int t, int r) { return (DS_HAS_WEIGHTS ? P_slope_rmem : P_rmem)[2 * t + r]; });
+    const u32 neg_delta = smem.neg_delta + smem.dO_ring.stage(n) * TILE_STATS_BYTES;
+    if constexpr (DROPOUT && !SOFTCAP && !SCORE) {
+      gradients_of_kept(p, dS_rmem, dP_rmem, neg_delta, P_slope_rmem, P_rmem, lane);
+    } else {
+      add_neg_delta(p, dP_rmem, neg_delta, kept, lane);
+      if constexpr (SCORE_GRADIENTS) add_array_gradients(sums);
+      gradients(dS_rmem, dP_rmem, [&](int t, int r) { return (DS_HAS_WEIGHTS ? P_slope_rmem : P_rmem)[2 * t + r]; });
+    }
     store_ds(n + zero_tiles);
   }
   // SCORE: dP_rmem holds dP - D. If the function has no slope, P_slope_rmem holds P times the slope of a soft cap.

@@ -121,7 +121,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
   OnlineSoftmax<2 * M_TILES, INVARIANT ? 0 : 8> softmax;
   softmax.reset();
   u32 Q_rmem[M_TILES][K_STEPS][4];  // read if Q_IN_REGISTERS
-  KeptWeights<S_TILES, false, 1> kept[M_TILES];  // DROPOUT: of the current tile
+  KeptWeights<S_TILES, false> kept[M_TILES];  // DROPOUT: of the current tile
 
   // Copies inside the loops begin with the second tile that is visited.
   auto stream = [&](const auto& of_array, const void* cache, const Strides& step, u32 smem) {

@@ -264,7 +264,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
     u32 P_hi[P_STEPS][M_TILES][4], P_lo[P_STEPS][M_TILES][4];
 #pragma unroll
     for (int i = 0; i < M_TILES; ++i) {
-      KeptWeights<S_TILES, false, 1> kept;
+      KeptWeights<S_TILES, false> kept;
       if constexpr (DROPOUT) {
         const vec4 saved = ld_shared_vec4(saved_smem);
         const int row = int(saved.x) * Br + warp * WARP_ROWS + 16 * i + S.lane_row(lane_id());

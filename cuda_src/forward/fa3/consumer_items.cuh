@@ -32,8 +32,7 @@ struct ConsumerItems {
   Tiles tiles;            // of the current item
   Alibi alibi{0.0f, 0};   // ALIBI: of the current item
   ScoreFunction<ForwardParams> function{p, 0, 0, 0};  // SCORE: of the current item
-  KeptWeights<S_TILES, false, CONSUMERS <= 2 ? 4 : 1> kept{};  // DROPOUT: of tile j
-  u32 head = 0;           // DROPOUT: of the current item, counted over all sequences
+  PhiloxRows<CONSUMERS <= 3 && V_DIM <= 128> philox{};  // DROPOUT: of the current item
   int O_buffer = -1;      // the buffer of Q that the next O leaves through
   u64 start_ns[2] = {};   // TRACE: of the item being stored, of the current one
   mutable PhaseLog inside = PhaseLog(p.trace, warp == 0 && lane == 0);
@@ -57,7 +56,7 @@ struct ConsumerItems {
     row = tiles.begin(p, item, consumer, warp, lane);
     const int own_head = item.head + head_of_row(consumer * GROUP_ROWS + warp * 16);
     if constexpr (ALIBI) alibi = Alibi(p, sequence_of_item(p, item, descriptor), own_head);
-    if constexpr (DROPOUT) head = u32(item.batch * p.heads + own_head);
+    if constexpr (DROPOUT) philox = {p, u32(item.batch * p.heads + own_head), row, KeptWeights<S_TILES, false>::first_drawn(lane % 4 * 2)};
     if constexpr (SCORE) {
       const int diagonal = int(diagonal_of(p, sequence_of_item(p, item, descriptor)));
       function = ScoreFunction<ForwardParams>(p, min(item.batch, p.batch - 1), own_head, diagonal);
@@ -151,13 +150,13 @@ struct ConsumerItems {
     }
   }
 
-  // DROPOUT: the weights of tile j that are kept, while its scores are in flight.
-  DEVICE void draw_kept() {
-    if constexpr (DROPOUT) kept.draw(p, head, row, tiles.j * Bc + lane % 4 * 2);
-  }
+  // DROPOUT: the draw stands here because exponentials leave issue slots free. While scores are in flight, ptxas puts the draw
+  // between two products, and the second product starts late.
   DEVICE void pack_weights() {
     pack(P_rmem, S_rmem);
     if constexpr (DROPOUT) {
+      KeptWeights<S_TILES, false> kept;
+      kept.draw(philox, tiles.j * Bc);
 #pragma unroll
       for (int i = 0; i < Bc / 4; ++i) P_rmem[i] &= kept.pair(i % 2, i / 4 * 2 + i % 4 / 2);
     }

@@ -105,7 +105,6 @@ struct Consumer : ConsumerItems {
     wgmma_fence();
     issue_next_scores();
     end_slot();
-    draw_kept();
   }
 
   DEVICE void first_softmax() {
@@ -142,7 +141,6 @@ struct Consumer : ConsumerItems {
     inside.enter(ISSUE, tiles.j + 1);
     issue_next_values();
     end_slot();
-    draw_kept();
   }
   template <typename Tag>
   DEVICE void end_step(Tag segment) {

@@ -207,11 +207,14 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) naive_scores(const __grid_c
 // Whether one weight is kept. `head` counts over all sequences.
 template <typename Params>
 DEVICE bool is_kept(const Params& p, u32 head, int query, int key) {
-  const u64 seed = ld_global<u64>(p.seed), number = ld_global<u64>(p.seed + 1);
-  u32 x[1][4] = {{philox_call(key), philox_call(query), head, u32(number)}};
-  philox(x, {u32(seed), u32(seed >> 32)});
-  const u32 word = x[0][query % 2 * 2 + key % 2];
-  return (word >> (query / 8 % 2 * 16 + key / 8 % 2 * 8) & 0xff) >= p.dropped;
+  const PhiloxSeed seed(p);
+  u32 x[2][4];
+#pragma unroll
+  for (u32 call = 0; call < 2; ++call) {
+    x[call][0] = head, x[call][1] = keys_of_group(key), x[call][2] = seed.number, x[call][3] = queries_of_group(query) + call;
+    philox<0>(x[call], seed);
+  }
+  return Threshold(p).kept(x) >> (key % 4 / 2 * 16 + query % 2 * 8 + key % 2 * 4 + key / 8 % 2 * 2 + query / 8 % 2) & 1;
 }
 
 // One warp per row: its maximum, the sum of its exponentials, its probabilities.
