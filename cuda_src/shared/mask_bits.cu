@@ -17,6 +17,8 @@ struct BitsParams {
   const u32* by_row;  // the input of transpose_bits
   u32* words;         // the result: (batch, heads, rows, words of keys), by key (batch, heads, keys, words of rows)
   i64 batch, heads, rows, keys, delta;
+  const i32 *cu_rows, *cu_keys;  // packed sequences, all in one matrix: (sequences + 1), where each begins; else null
+  i64 sequences;
 };
 
 // Transposes 32 x 32 bits over the lanes of a warp: bit n of lane m becomes bit m of lane n.
@@ -50,22 +52,47 @@ struct Square {
   DEVICE bool exists(const BitsParams& p) const { return head < p.batch * p.heads; }
 };
 
+// The sequence of a key, and its rows and keys in the matrix.
+struct SequenceOfKey {
+  int index, delta, first_key = 0, first_row = 0, end_row;
+
+  DEVICE SequenceOfKey(const BitsParams& p, int of_matrix, int key)
+      : index(of_matrix), delta(int(p.delta)), end_row(int(p.rows)) {
+    if (p.cu_keys == nullptr) return;
+    index = 0;  // the last sequence that begins at the key or before
+    for (int behind = int(p.sequences); behind - index > 1;) {
+      const int middle = (index + behind) / 2;
+      (ld_global<i32>(p.cu_keys + middle) <= key ? index : behind) = middle;
+    }
+    first_key = ld_global<i32>(p.cu_keys + index), first_row = ld_global<i32>(p.cu_rows + index);
+    const int end_key = ld_global<i32>(p.cu_keys + index + 1);
+    end_row = ld_global<i32>(p.cu_rows + index + 1);
+    delta = end_key - first_key - (end_row - first_row);
+    if (key >= end_key) end_row = first_row;  // padding after the last sequence
+  }
+};
+
 #ifdef CUFA_SCORE
 KERNEL __launch_bounds__(BITS_WARPS * 32) mask_bits(const __grid_constant__ BitsParams p) {
   const Square square(p);
   if (!square.exists(p)) return;
-  const ScoreFunction<BitsParams> function(p, int(square.head / p.heads), int(square.head % p.heads), int(p.delta));
-  const int key = square.left + lane_id(), rows = int(min(p.rows - square.top, i64(32)));
-  const auto column = function.column(key, float(key));
+  const int key = square.left + lane_id();
+  const SequenceOfKey own(p, int(square.head / p.heads), key);
+  const ScoreFunction<BitsParams> function(p, own.index, int(square.head % p.heads), own.delta);
+  const auto column = function.column(key - own.first_key, float(key - own.first_key));
+  const int begin = own.first_row - square.top, end = own.end_row - square.top;  // the rows of the key's sequence
   u32 of_key = 0;
+  if (warp_any(begin < 32 && end > 0)) {
 #pragma unroll 8
-  for (int r = 0; r < 32; ++r) {
-    const int row = square.top + r;
-    const bool seen = r < rows && function.template value<false>(0.0f, function.row(row, float(row)), column) == 0.0f;
-    of_key |= u32(seen) << r;
+    for (int r = 0; r < 32; ++r) {
+      const int row = square.top + r - own.first_row;
+      const bool exists = r >= begin && r < end;
+      const bool seen = exists && function.template value<false>(0.0f, function.row(row, float(row)), column) == 0.0f;
+      of_key |= u32(seen) << r;
+    }
   }
   const u32 of_row = turned(key < p.keys ? of_key : 0);
-  if (lane_id() < rows) st_global(p.words + square.word_of_row(p), of_row);
+  if (square.top + lane_id() < p.rows) st_global(p.words + square.word_of_row(p), of_row);
 }
 #endif
 

@@ -11,13 +11,25 @@ import numpy as np
 from ..gpu.architectures import Device
 from ..plan.candidates import any_serves
 from ..plan.operation import CACHE, OPERATIONS, Operand, Operation
+from ..problem import float8
 from ..problem.checks import as_array, is_device_array
+from ..problem.lengths import DENSE, Packed
 from ..problem.mask import FULL
 from ..problem.options import Options
 from ..problem.problem import Problem
+from ..problem.where import Where
 from . import arrays, optional_operands
 from .cache_checks import check_written_cache
-from .shapes import LAYOUTS, check_but_last, check_equal, check_mask, check_rows, dtype_name, make_problem
+from .shapes import (
+    LAYOUTS,
+    bits_on_gpu,
+    check_but_last,
+    check_equal,
+    check_mask,
+    check_rows,
+    dtype_name,
+    make_problem,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +100,7 @@ class Call:
         """Name and array of the first input, which is never None; the call is computed where this array is."""
         return next(iter(self.inputs.items()))
 
-    def check(self, on_gpu: bool) -> tuple[Call, Problem]:
+    def check(self, on_gpu: bool) -> tuple[Self, Problem]:
         """Check the whole call before anything runs. Returns the call with arrays as kernels read them, and the problem
         that it states. Raises TypeError or ValueError naming the argument."""
         raise NotImplementedError
@@ -205,6 +217,36 @@ class DenseCall(Call):
 class PackedCall(Call):
     """A call with packed sequences: arrays (tokens, heads, head_dim)."""
 
+    def check(self, on_gpu: bool) -> tuple[Self, Problem]:
+        """Under a mask function, the problem is one sequence of all tokens. Its mask has a bit for each score: 0 if
+        query and key are of different sequences."""
+        call, problem = super().check(on_gpu)
+        mask, lengths = problem.mask, problem.lengths
+        if not isinstance(mask, Where) or not isinstance(lengths, Packed):
+            return call, problem
+        others = {"alibi_slopes": problem.alibi, "score or bias": problem.score, "dropout": problem.dropped}
+        for name, given in others.items():
+            if given:
+                raise ValueError(
+                    f"{name} with packed sequences takes no mask function, here {mask}: use the builders of cufa.masks"
+                )
+        edges = call.inputs["cu_seqlens_q"], call.inputs["cu_seqlens_k"]
+        totals = lengths.total_q, lengths.total_k
+        sizes = problem.batch, problem.heads, problem.seqlen_q, problem.seqlen_k
+        on_its_gpu = bits_on_gpu(self.first[1])
+        bits = mask.packed(sizes, edges, totals, on_its_gpu)
+        if on_its_gpu is not None:  # a call from the host keeps cu_seqlens: it is checked again on the GPU
+            inputs = {name: x for name, x in call.inputs.items() if not name.startswith("cu_seqlens")}
+            call = dataclasses.replace(call, inputs=inputs)
+        return call, dataclasses.replace(
+            problem, batch=1, seqlen_q=totals[0], seqlen_k=totals[1], lengths=DENSE, mask=bits
+        )
+
+    def _form(self, operand: Operand, problem: Problem) -> tuple[tuple[int, ...], Any]:
+        """lse has two axes, also where the problem is one sequence of all tokens."""
+        shape, dtype = super()._form(operand, problem)
+        return shape[-2:] if operand.name == "lse" else shape, dtype
+
     def _problem(self, dtype: str) -> tuple[dict[str, Any], Problem]:
         shapes = {name: self.shape_of(name) for name in ("q", "k", "v")}
         for name, shape in shapes.items():
@@ -226,7 +268,9 @@ class PackedCall(Call):
             seqlen_k=max(lengths.keys, default=0) if lengths.keys is not None else lengths.total_k,
             lengths=lengths,
         )
-        check_mask(problem.mask, problem.batch, problem.kv_heads)
+        function = isinstance(problem.mask, Where) and not problem.mask.takes_booleans
+        if not function or dtype == float8.NAME:
+            check_mask(problem.mask, problem.batch, problem.kv_heads)
         return optional_operands.check({**self.inputs, "cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k}, problem)
 
     def _as_dense(self, operand: Operand, x: Any) -> Any:
@@ -240,7 +284,7 @@ class PackedCall(Call):
 class ForwardCall(DenseCall):
     name = "forward"
 
-    def check(self, on_gpu: bool) -> tuple[ForwardCall, Problem]:
+    def check(self, on_gpu: bool) -> tuple[Self, Problem]:
         qkv = {name: self.inputs[name] for name in ("q", "k", "v")}
         return self.with_memory_checked(qkv, *self.problem(dtype_name(qkv, on_gpu)))
 
@@ -266,7 +310,7 @@ class BackwardCall(DenseCall):
     name = "backward"
     may_be_none = ("dlse",)
 
-    def check(self, on_gpu: bool) -> tuple[BackwardCall, Problem]:
+    def check(self, on_gpu: bool) -> tuple[Self, Problem]:
         given = self.inputs
         same_dtype = {name: given[name] for name in ("q", "k", "v", "out", "dout")}
         dtype = dtype_name(same_dtype, on_gpu)

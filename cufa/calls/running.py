@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Self
 
 from ..plan.dense import FORWARD
 from ..problem.options import Options
@@ -17,7 +17,7 @@ class RunningCall(ForwardCall):
     rows: tuple[int, int, int, int] = (0, 0, 0, 0)
     """:attr:`cufa.problem.problem.Problem.running`."""
 
-    def check(self, on_gpu: bool) -> tuple[ForwardCall, Problem]:
+    def check(self, on_gpu: bool) -> tuple[Self, Problem]:
         call, problem = super().check(on_gpu)
         shapes = {"running": problem.shapes[3], "running_lse": problem.lse_shape}
         for name, shape in shapes.items():

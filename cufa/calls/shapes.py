@@ -90,7 +90,7 @@ def make_problem(
     _check_heads(q_shape, "k", k_shape, f"layout {layout!r} reads the shapes as {AXES[layout]}")
     mask = options.mask
     if isinstance(mask, Where):
-        mask = mask.bound(batch, heads, kv_heads, seqlen_q, seqlen_k, _bits_on_gpu(first))
+        mask = mask.bound(batch, heads, kv_heads, seqlen_q, seqlen_k, bits_on_gpu(first))
     check_mask(mask, batch, kv_heads, seqlen_q, seqlen_k, heads)
     if heads == kv_heads > _MOST_HEADS and max(seqlen_q, seqlen_k) <= _FEW_TOKENS:
         other = next(x for x in LAYOUTS if x != layout)
@@ -109,7 +109,8 @@ def make_problem(
     )  # fmt: skip
 
 
-def _bits_on_gpu(x: Any) -> Any:
+def bits_on_gpu(x: Any) -> Any:
+    """The number of an array's GPU, and the function that makes bits of masks there; None for a host array."""
     if not is_device_array(x):
         return None
     from ..run.cuda.mask_bits import words

@@ -29,6 +29,7 @@ from ..problem.typing import (
     ScaledPackedOptions,
     Three,
 )
+from ..problem.where import Where
 from .call import PackedBackward, PackedForward
 from .dispatch import no_scaled_cache, run
 from .forward import invariant_without_cache
@@ -97,7 +98,10 @@ def flash_attention_varlen(
         As for :func:`flash_attention`; whether queries are packed or padded makes no difference either.
     causal, window, mask
         The mask within each sequence, whose last query has the position of its last key. Masks may be bands of any
-        kind, or chunks.
+        kind, chunks, or functions (:func:`cufa.masks.where`): b is the index of the sequence, i and j count within it,
+        and delta is its keys less its queries. With a function, every call makes a bit for each pair of a query and a
+        key of the arrays, total_q · total_k / 8 bytes, and reads the function's arrays anew. Such a call takes no
+        cache, ALiBi, score, bias or dropout, and on a GPU padding after the last sequence must be finite.
     alibi_slopes, sink
         As for :func:`flash_attention`, with batch the number of sequences.
     score, bias, dropout, seed
@@ -123,7 +127,7 @@ def flash_attention_varlen(
     if unknown:
         raise unknown_keyword(flash_attention_varlen, unknown)
     causal, invariant = check_causal(causal), check_flag("invariant", invariant)
-    changes = typed(window), mask, softcap, type(softcap)
+    changes = typed(window), _seen_by(mask), softcap, type(softcap)
     change = resolve_score(score, bias)
     expression = change and change.expression
     dropped, seed = resolve_dropout(dropout, seed)
@@ -212,7 +216,7 @@ def flash_attention_varlen_backward(
     if unknown:
         raise unknown_keyword(flash_attention_varlen_backward, unknown)
     causal, deterministic = check_causal(causal), check_flag("deterministic", deterministic)
-    changes = typed(window), mask, softcap, type(softcap)
+    changes = typed(window), _seen_by(mask), softcap, type(softcap)
     change = resolve_score(score, bias)
     gradient_names = check_gradients(change, gradients)
     dropped, seed = resolve_dropout(dropout, seed)
@@ -233,6 +237,12 @@ def flash_attention_varlen_backward(
     )  # fmt: skip
     wanted = results_of_backward(sink, change, gradient_names)
     return run(PackedBackward.read(given, wanted, call_options), device, options)
+
+
+def _seen_by(mask: Any) -> Any:
+    """The mask in the warm lookup's key. A list, which is not hashable, stands for a function: every call reads its
+    arrays and cu_seqlens anew."""
+    return [mask] if isinstance(mask, Where) else mask
 
 
 def _check_given(cu_seqlens_q: Any, cu_seqlens_k: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from ..problem.bits import WORD
 from .config import ceil_div
 
-SOURCE, PARAMETER, WARPS, NUM_MEMBERS = "shared/mask_bits.cu", "BitsParams", 8, 35
+SOURCE, PARAMETER, WARPS, NUM_MEMBERS = "shared/mask_bits.cu", "BitsParams", 8, 38
 
 
 def blocks(sizes: Sequence[int]) -> int:
@@ -19,12 +19,15 @@ def blocks(sizes: Sequence[int]) -> int:
 
 
 def numbers(
-    arrays: Sequence[Any], pointers: Sequence[int], by_row: int, words: int, sizes: Sequence[int]
-) -> list[int]:
-    """The members of ``BitsParams``, of 8 bytes each, from arrays and their addresses."""
+    arrays: Sequence[Any], pointers: Sequence[int], by_row: int, words: int, sizes: Sequence[int],
+    edges: Sequence[int] = (), sequences: int = 0,
+) -> list[int]:  # fmt: skip
+    """The members of ``BitsParams``, of 8 bytes each, from arrays and their addresses. ``edges``: addresses of
+    cu_seqlens of queries and keys of packed sequences."""
     missing = 4 - len(arrays)
     forms = [n for x in arrays for n in _form(x)] + [0] * 6 * missing
-    return [*pointers, *[0] * missing, *forms, by_row, words, *sizes, sizes[3] - sizes[2]]
+    packed = [*(edges or (0, 0)), sequences]
+    return [*pointers, *[0] * missing, *forms, by_row, words, *sizes, sizes[3] - sizes[2], *packed]
 
 
 def _form(x: Any) -> list[int]:

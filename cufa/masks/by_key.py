@@ -181,7 +181,9 @@ def where(function: Callable[..., Any], *, within: Mask | None = None, **arrays:
         Its bits, one per score, are made in one launch at the first call of new lengths, and kept with the mask. If
         values of its arrays change, call ``refresh()``. ``&``, ``|`` and ``~`` combine functions with each other, with
         bands, and with masks of runs that all heads share. Rows and keys keep their meaning in sequences that
-        ``seqlens_q`` and ``seqlens_k`` shorten.
+        ``seqlens_q`` and ``seqlens_k`` shorten; a GPU takes these lengths as arrays of the function, which tests
+        ``(i < m[b]) & (j < n[b])``. :func:`cufa.flash_attention_varlen` takes functions too. Calls with a cache of
+        pages, with e4m3 or on several GPUs, and ``flash_decode`` do not.
 
     Raises
     ------

@@ -99,13 +99,13 @@ class Arguments:
 
     def mask(self, mask: Mask, seqlens: Any) -> Whole:
         """The mask of the whole score matrix."""
-        if not mask.known:
-            raise ValueError(f"mask={mask} has its numbers on a GPU: several ranks take mask.on_host()")
         seqlen_q, seqlen_k = self.queries.seqlen, self.keys.seqlen
         batch = next(iter(self.given["q"].values())).shape[0]
         for rank in self.group.local:
             if misfit := mask.misfit(batch, self.heads[rank][1], seqlen_q, seqlen_k):
                 raise ValueError(f"mask={mask} {misfit}")
+        if not mask.known:
+            raise ValueError(f"mask={mask} has its numbers on a GPU: several ranks take mask.on_host()")
         if seqlens is not None:
             mask = _shortened(mask, np.asarray(seqlens), batch, seqlen_q, seqlen_k)
         return Whole.of(mask, seqlen_q, seqlen_k, bool(self.alibi_slopes))

@@ -103,6 +103,8 @@ def _refused(problem: Problem, device: Device, algorithm: str, named: list[Kerne
         cure = "the CPU serves every problem: pass NumPy arrays (.get()), and device='cpu'"
         if any(refusal(x, problem, device=device) is None and unproven(x, problem) for x in near):
             cure = f"pass an algorithm named here; else, {cure}"
+    if problem.mask.irregular_kind == "bits" and isinstance(problem.lengths, Padded):
+        cure = f"leave out seqlens_q and seqlens_k, and let masks.where test (i < m[b]) & (j < n[b]); else, {cure}"
     elif algorithm != "auto":
         cure += ", or leave algorithm at 'auto'"
     where = f"{device.name} ({device.arch.name})"

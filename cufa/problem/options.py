@@ -208,7 +208,7 @@ def decode_mask(window: Any, mask: Any = None) -> Mask:
             raise ValueError(
                 f"mask={mask}: the queries of a decoding call are the last tokens of their sequence; it takes "
                 "cufa.masks.causal(), window(left, 0), prefix, streaming, global_window(tokens, left, 0) and chunks, "
-                "with the default diagonal"
+                "with the default diagonal; for a cache without pages cufa.flash_attention takes every mask"
             )
         return found
     if window is None:

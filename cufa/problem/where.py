@@ -27,7 +27,8 @@ _INPUTS = dict.fromkeys("bhij", INT)
 _SCORES_AT_ONCE = 1 << 20
 
 BitsOnGpu = Callable[..., Any]
-"""(mask, (batch, heads, seqlen_q, seqlen_k), words or None) to its words by row on the current GPU."""
+"""(mask, (batch, heads, seqlen_q, seqlen_k), words or None) to its words by row on the current GPU. For packed
+sequences also: cu_seqlens of queries and keys, and the number of sequences."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -69,10 +70,8 @@ class Where(Mask):
             mask_counts = batch if "b" in reads else 1, heads if "h" in reads else 1
         self.change.check_indexes(batch, heads, seqlen_q, seqlen_k)
         device, make = on_gpu or (None, type(self).words)
-        if device is None and any(map(is_device_array, self.arrays.values())):
-            raise ValueError(
-                f"mask, {self}, reads arrays on a GPU, but the call is computed on the CPU: pass x.get()"
-            )
+        if device is None:
+            self._check_on_host()
         key = device, *mask_counts, seqlen_q, seqlen_k
         if key not in self.made:
             self.made[key] = Bits(Integers(make(self, key[1:])), seqlen_k), make
@@ -101,6 +100,32 @@ class Where(Mask):
         width = -(-seqlen_k // 32)
         return np.concatenate([np.zeros((0, width), np.int32), *found]).reshape(batch, heads, seqlen_q, width)
 
+    def packed(
+        self, sizes: tuple[int, ...], edges: tuple[Any, Any], totals: tuple[int, int],
+        on_gpu: tuple[int, BitsOnGpu] | None = None,
+    ) -> Bits:  # fmt: skip
+        """The mask of packed sequences as one matrix of all tokens, ``totals``. ``sizes``: (sequences, heads, most
+        queries, most keys of a sequence); ``edges``: cu_seqlens of queries and keys; ``on_gpu`` as for :meth:`bound`.
+        Every call makes the bits anew, because edges on a GPU may change."""
+        self.change.check_indexes(*sizes)
+        matrix = 1, sizes[1] if "h" in self.change.expression.inputs else 1, *totals
+        if on_gpu is not None:
+            return Bits(Integers(on_gpu[1](self, matrix, None, edges, sizes[0])), totals[1])
+        self._check_on_host()
+        words = np.zeros((*matrix[:3], -(-totals[1] // 32)), np.int32)
+        for b, h in np.ndindex(sizes[0], matrix[1]):
+            (row, end_row), (key, end_key) = (map(int, x[b : b + 2]) for x in edges)
+            seen = np.zeros((end_row - row, totals[1]), bool)
+            seen[:, key:end_key] = self.dense(end_row - row, end_key - key, b, h)
+            words[0, h, row:end_row] = packed(seen)
+        return Bits(Integers(words), totals[1])
+
+    def _check_on_host(self) -> None:
+        if any(map(is_device_array, self.arrays.values())):
+            raise ValueError(
+                f"mask, {self}, reads arrays on a GPU, but the call is computed on the CPU: pass x.get()"
+            )
+
     # --- A mask of one head -------------------------------------------------------------------------------
 
     def at(self, batch: int, head: int) -> Where:
@@ -125,9 +150,13 @@ class Where(Mask):
     def misfit(
         self, batch: int, kv_heads: int, seqlen_q: int | None = None, seqlen_k: int | None = None
     ) -> str | None:
+        """A call asks where it takes no function."""
+        if self.takes_booleans:
+            return "go with arrays of one length, not with packed sequences, caches or several GPUs: use cufa.masks"
         return (
-            "is a function, which packed sequences, caches and calls on several GPUs do not take: use the builders of "
-            "cufa.masks"
+            "is a function, which caches, e4m3 and calls on several GPUs do not take: use a builder of cufa.masks; or "
+            "for a cache without pages call flash_attention without cache_seqlens, and let the function test j < n[b], "
+            "where n are the keys of each sequence"
         )
 
     def as_json(self) -> dict[str, Any]:

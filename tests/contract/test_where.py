@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 from support import make_inputs, written_out
@@ -146,13 +147,128 @@ def test_bad_input_is_named(mask, says):
         cufa.flash_attention(q, k, v, mask=mask(), device="cpu")
 
 
-def test_packed_sequences_are_refused():
-    q, k, v, _ = (x[0].swapaxes(0, 1) for x in case())
-    begins = np.array([0, 100, 300])
-    with pytest.raises(ValueError, match="packed sequences, caches"):
-        cufa.flash_attention_varlen(q, k, v, begins, begins, mask=made("documents"), device="cpu")
+EDGES = np.array(
+    [[0, 100, 100, 230, 300], [0, 90, 120, 260, 333]], np.int32
+)  # an empty sequence, and padding at the end
+PACKED = {
+    "documents": masks.where(documents, ids=np.vstack([IDS, IDS])),
+    "delta": masks.where(lambda b, h, i, j, delta: (j <= i + delta) & ((i + 2 * j + b + h) % 3 != 1)),
+}
+
+
+def packed_case(name, head_dim=16, dtype="float64"):
+    """Arrays, the mask, and results of each sequence alone in float64: out, lse, dq, dk, dv."""
+    rng, mask = np.random.default_rng(5), PACKED[name]
+    q, dout, k, v = (
+        rng.standard_normal((n, h, head_dim)).astype(dtype)
+        for n, h in ((310, 4), (310, 4), (340, 2), (340, 2))
+    )
+    out, lse = np.zeros(q.shape), np.full((4, 310), -np.inf)
+    dq, dk, dv = (np.zeros(x.shape) for x in (q, k, v))
+    for b, (rows, keys) in enumerate(zip(*(map(slice, x[:-1], x[1:]) for x in EDGES), strict=True)):
+        sizes = rows.stop - rows.start, keys.stop - keys.start
+        seen = np.array([[mask.dense(*sizes, b, h) for h in range(4)]])
+        own = [
+            x[n].swapaxes(0, 1)[None].astype(np.float64)
+            for x, n in ((q, rows), (k, keys), (v, keys), (dout, rows))
+        ]
+        found = cufa.attention_reference(*own[:3], mask=seen, return_lse=True)
+        out[rows], lse[:, rows] = found[0][0].swapaxes(0, 1), found[1][0]
+        found = cufa.attention_reference_backward(own[3], *own[:3], mask=seen)
+        for total, n, x in zip((dq, dk, dv), (rows, keys, keys), found, strict=True):
+            total[n] = x[0].swapaxes(0, 1)
+    return (q, k, v), dout, mask, (out, lse, dq, dk, dv)
+
+
+def assert_close(results, expected, bound):
+    for n, (x, y) in enumerate(zip(results, expected, strict=True)):
+        assert x.shape == y.shape
+        np.testing.assert_allclose(x, y, atol=bound * (1 if n == 1 else abs(y).max()))
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_packed_sequences_count_from_their_own_beginning(name):
+    qkv, dout, mask, expected = packed_case(name)
+    given = {"mask": mask, "device": "cpu"}
+    out, lse = cufa.flash_attention_varlen(*qkv, *EDGES, return_lse=True, **given)
+    more = cufa.flash_attention_varlen_backward(dout, *qkv, out, lse, *EDGES, **given)
+    assert_close((out, lse, *more), expected, 1e-11)
+
+
+@pytest.mark.emulate
+@pytest.mark.parametrize("algorithm", ["fa3", "fa2"])
+def test_executed_kernels_take_packed_sequences(algorithm):
+    qkv, dout, mask, expected = packed_case("delta", dtype="float16")
+    given = dict(
+        zip(("cu_seqlens_q", "cu_seqlens_k"), EDGES, strict=True),
+        mask=mask,
+        algorithm=algorithm,
+        mode="checked",
+    )
+    done = cufa.emulate(*qkv, **given)
+    out, lse = expected[0].astype(np.float16), expected[1].astype(np.float32)
+    more = cufa.emulate_backward(dout, *qkv, out, lse, **given)
+    assert not done.findings
+    assert not more.findings
+    assert_close((done.results["out"], done.results["lse"], *more.results.values()), expected, 6e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", PACKED)
+def test_packed_sequences_on_a_gpu(cp, name):
+    qkv, dout, mask, expected = packed_case(name, 64, "float16")
+    q, k, v, dout = map(cp.asarray, (*qkv, dout))
+    edges = cp.asarray(EDGES)
+    for places in ([*EDGES], [*edges]):
+        out, lse = cufa.flash_attention_varlen(q, k, v, *places, mask=mask, return_lse=True)
+        more = cufa.flash_attention_varlen_backward(dout, q, k, v, out, lse, *places, mask=mask)
+        assert_close([x.get() for x in (out, lse, *more)], expected, 6e-3)
+    out = cufa.flash_attention_varlen(*qkv, *EDGES, mask=mask, device="cuda")
+    np.testing.assert_allclose(out, expected[0], atol=6e-3)
+    edges[:, 1:-1] = edges[:, -1:]  # one sequence and empty ones: the arrays are read anew
+    out = cufa.flash_attention_varlen(q, k, v, *edges, mask=mask)
+    seen = np.array([[mask.dense(300, 333, 0, h) for h in range(4)]])
+    exact = cufa.attention_reference(
+        *(x[:n].swapaxes(0, 1)[None] for x, n in zip(qkv, (300, 333, 333), strict=True)), mask=seen
+    )
+    np.testing.assert_allclose(out.get()[:300], exact[0].swapaxes(0, 1), atol=6e-3)
+
+
+def test_calls_that_take_no_function_say_what_to_do():
+    (q, k, v), _, mask, _ = packed_case("documents")
+    packed = {"mask": mask, "device": "cpu"}
+    with pytest.raises(ValueError, match="alibi_slopes with packed sequences"):
+        cufa.flash_attention_varlen(q, k, v, *EDGES, alibi_slopes=np.ones(4), **packed)
+    with pytest.raises(ValueError, match=r"booleans of .* go with arrays of one length"):
+        cufa.flash_attention_varlen(q, k, v, *EDGES, mask=SEEN[..., :1], device="cpu")
+    scaled = {**packed, "q_scale": np.float32(1), "k_scale": np.float32(1), "v_scale": np.float32(1)}
+    with pytest.raises(ValueError, match="is a function"):
+        cufa.flash_attention_varlen(*(x.astype(ml_dtypes.float8_e4m3fn) for x in (q, k, v)), *EDGES, **scaled)
+    q, k, v, _ = case()
+    lengths = np.array([200, 300])
+    with pytest.raises(ValueError, match=r"mask, where .*j < n\[b\]"):
+        cufa.flash_attention(q, k, v, cache_seqlens=lengths, mask=mask, device="cpu")
+    with pytest.raises(ValueError, match=r"mask=where .*flash_attention"):
+        cufa.flash_decode(q[:, :, :1], k, v, cache_seqlens=lengths, mask=mask, device="cpu")
+    with pytest.raises(ValueError, match=r"leave out seqlens_q .*j < n\[b\]"):
+        cufa.plan(q, k, v, dtype="float16", seqlens_k=lengths, mask=made("documents"), device="sm_90")
     with pytest.raises(ValueError, match="no form in JSON"):
         made("documents").as_json()
+
+
+@pytest.mark.emulate
+@pytest.mark.parametrize("sizes", [(200, 2500), (70, 4300)], ids=str)
+def test_a_walk_passes_over_words_of_tiles(sizes):
+    """More than 32 tiles of keys: their classes are in several words."""
+    rng = np.random.default_rng(6)
+    seen = np.zeros((1, 2, *sizes), bool)
+    for row, key in zip(rng.integers(0, sizes[0], 30), rng.integers(0, sizes[1], 30), strict=True):
+        seen[:, key % 2, row : row + 70, key : key + 200] = True
+    q, k, v = make_inputs(1, 2, 1, *sizes, 128, "float16")
+    exact, _ = written_out(q, k, v, seen=seen)
+    done = cufa.emulate(q, k, v, mask=seen, algorithm="fa3", mode="checked")
+    assert not done.findings
+    np.testing.assert_allclose(done.out, exact, atol=6e-3 * abs(exact).max())
 
 
 @pytest.mark.gpu

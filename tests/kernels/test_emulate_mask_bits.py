@@ -21,14 +21,16 @@ SEEN = RNG.random((2, 1, 50, 67)) < 0.5
 NEAR = masks.where(lambda b, h, i, j: abs(i // 8 - j // 8) + abs(i % 8 - j % 8) <= 2 + h)
 
 
-def run(entry, text, arrays, by_row, out, sizes):
+def run(entry, text, arrays, by_row, out, sizes, edges=()):
     address = build.kernel(mask_bits.SOURCE, {}, [entry], True, (mask_bits.PARAMETER,), text)[entry]
     pointers = [x.ctypes.data for x in arrays]
     given = 0 if by_row is None else by_row.ctypes.data
-    numbers = mask_bits.numbers(arrays, pointers, given, out.ctypes.data, sizes)
+    sequences = len(edges[0]) - 1 if edges else 0
+    places = [x.ctypes.data for x in edges]
+    numbers = mask_bits.numbers(arrays, pointers, given, out.ctypes.data, sizes, places, sequences)
     members = (ctypes.c_int64 * mask_bits.NUM_MEMBERS)(*numbers)
     launch = Launch(entry, (mask_bits.blocks(sizes), 1, 1), mask_bits.WARPS * 32, 0)
-    read = [x if x.base is None else x.base for x in arrays] + ([] if by_row is None else [by_row])
+    read = [x if x.base is None else x.base for x in arrays] + ([] if by_row is None else [by_row]) + [*edges]
     memory = [GlobalArray(f"array {n}", x, False) for n, x in enumerate(read)] + [
         GlobalArray("out", out, True)
     ]
@@ -64,3 +66,25 @@ def test_words_are_those_of_numpy(mask, sizes):
     run("transpose_bits", "", [], found, by_key, sizes)
     turned = np.unpackbits(by_key.view(np.uint8), axis=-1, bitorder="little")[..., :rows]
     np.testing.assert_array_equal(turned.swapaxes(2, 3), seen)
+
+
+@pytest.mark.emulate
+def test_words_of_packed_sequences_are_those_of_numpy():
+    edges = [np.array(x, np.int32) for x in ([0, 40, 40, 100, 131], [0, 33, 50, 131, 131])]
+    mask = masks.where(
+        lambda b, h, i, j, ids, delta: ids[b, j] + i + delta > j - h, ids=np.vstack([IDS, IDS])
+    )
+    totals, sizes = (140, 150), (4, 3, 60, 81)
+    expected = mask.packed(sizes, edges, totals).by_row.values
+    found = np.full_like(expected, -1)
+    matrix = 1, 3, *totals
+    run(
+        "mask_bits",
+        change_text(mask.change, 4, 3, *totals),
+        [*mask.arrays.values()],
+        None,
+        found,
+        matrix,
+        edges,
+    )
+    np.testing.assert_array_equal(found, expected)

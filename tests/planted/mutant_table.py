@@ -259,6 +259,7 @@ FORWARD = [
         ("x = (lane_id() & half) == 0 ?", "x = true ?", "both halves of a square keep their low bits"),
         ("const u32 of_row = turned(key < p.keys ? of_key : 0);", "const u32 of_row = turned(of_key);",
          "bits of keys past the end"),
+        ("if (key >= end_key) end_row = first_row;", "", "keys of the padding after packed sequences"),
     ),
     *_of("cuda_src/backward/common/mask_by_keys.cuh", "where",
         ("is = {is.some || own.some, is.every && own.every};", "is = {is.some, is.every && own.every};",

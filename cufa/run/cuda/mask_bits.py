@@ -18,8 +18,11 @@ from ...problem.where import Where
 from .launches import NumberKernel
 
 
-def words(mask: Where, sizes: tuple[int, ...], out: Any = None) -> Any:
-    """Words by row of a mask of (batch, heads, seqlen_q, seqlen_k): int32, on the current GPU, in ``out`` if given."""
+def words(
+    mask: Where, sizes: tuple[int, ...], out: Any = None, edges: Sequence[Any] = (), sequences: int = 0
+) -> Any:
+    """Words by row of a mask of (batch, heads, seqlen_q, seqlen_k): int32, on the current GPU, in ``out`` if given.
+    ``edges``: cu_seqlens of queries and keys of that many packed sequences, which one matrix holds."""
     batch, heads, rows, keys = sizes
     if out is None:
         out = cupy.empty((batch, heads, rows, ceil_div(keys, WORD)), cupy.int32)
@@ -31,9 +34,11 @@ def words(mask: Where, sizes: tuple[int, ...], out: Any = None) -> Any:
                 raise ValueError(
                     f"{name} is on GPU {x.data.device_id}, but q is on GPU {device_id}: copy it there"
                 )
-        text = change_text(mask.change, batch, heads, rows, keys)
-        pointers = [x.data.ptr for x in arrays]
-        _launch("mask_bits", text, numbers(arrays, pointers, 0, out.data.ptr, sizes), sizes, device_id)
+        text = change_text(mask.change, sequences or batch, heads, rows, keys)
+        edges = [cupy.asarray(x) for x in edges]
+        places = [x.data.ptr for x in arrays], 0, out.data.ptr
+        members = numbers(arrays, *places, sizes, [x.data.ptr for x in edges], sequences)
+        _launch("mask_bits", text, members, sizes, device_id)
     return out
 
 
