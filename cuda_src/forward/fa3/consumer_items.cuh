@@ -56,7 +56,9 @@ struct ConsumerItems {
     row = tiles.begin(p, item, consumer, warp, lane);
     const int own_head = item.head + head_of_row(consumer * GROUP_ROWS + warp * 16);
     if constexpr (ALIBI) alibi = Alibi(p, sequence_of_item(p, item, descriptor), own_head);
-    if constexpr (DROPOUT) philox = {p, u32(item.batch * p.heads + own_head), row, KeptWeights<S_TILES, false>::first_drawn(lane % 4 * 2)};
+    if constexpr (DROPOUT) {
+      philox = {p, u32(item.batch * p.heads + own_head), row, KeptWeights<S_TILES, false>::first_drawn(lane % 4 * 2)};
+    }
     if constexpr (SCORE) {
       const int diagonal = int(diagonal_of(p, sequence_of_item(p, item, descriptor)));
       function = ScoreFunction<ForwardParams>(p, min(item.batch, p.batch - 1), own_head, diagonal);
