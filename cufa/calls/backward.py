@@ -82,6 +82,7 @@ def flash_attention_backward(
         As in the forward call; precision may differ.
     gradients : tuple of names, or dict of names to arrays
         Arrays of ``score`` (or "bias") whose gradients are returned, too. A dict names the arrays that receive them.
+        On a GPU not with ``deterministic=True``.
     algorithm : "auto", "fa3" or "fa2"
         Which kernel computes the gradients; it may differ from the forward call's. Forward algorithms without a
         backward ("fa2_noskip", "fa1" and "naive") mean "auto".
