@@ -59,17 +59,21 @@ DEVICE TileRange block_tiles(const AttentionParams& p, int q_block) {
   return block_tiles<BC>(p, head_mask(p), q_block);
 }
 
+// The first part. Kernels that keep other data in the workspace have an overload for their own parameters.
+DEVICE float* first_part(const AttentionParams& p) { return static_cast<float*>(p.workspace); }
+
 // Row `row` of a split's part in the workspace.
-DEVICE float* part_row(const AttentionParams& p, const WorkItem& item, int split, int row) {
+template <typename Params>
+DEVICE float* part_row(const Params& p, const WorkItem& item, int split, int row) {
   const int Tr = (p.seqlen_q - 1) / HEAD_ROWS + 1;
   const i64 tile = (i64(item.batch) * (p.heads / PACKED_HEADS) + item.head / PACKED_HEADS) * Tr + item.q_block;
-  return static_cast<float*>(p.workspace) + ((tile * p.num_splits + split) * BLOCK_Q + row) * SLOT_ROW;
+  return first_part(p) + ((tile * p.num_splits + split) * BLOCK_Q + row) * SLOT_ROW;
 }
 
 // Writes a warp's accumulator of O, at row `first_row` and column `first_column` of the tile, and m and l of its rows (sums over
 // all lanes) to the part. Rows past the end of the queries are not written.
-template <typename View, typename Softmax>
-DEVICE void leave_part(const AttentionParams& p, const WorkItem& item, int first_row, int first_column, View O,
+template <typename Params, typename View, typename Softmax>
+DEVICE void leave_part(const Params& p, const WorkItem& item, int first_row, int first_column, View O,
                        const Softmax& softmax, int lane) {
 #pragma unroll
   for (int r = 0; r < View::ROWS; ++r) {

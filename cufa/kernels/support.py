@@ -158,6 +158,9 @@ def unproven_splits(kernel: Kernel, problem: Problem) -> str | None:
     """As :func:`unproven`, of split keys: the caller names both the kernel and the number of splits."""
     irregular = _IRREGULAR_MASKS.get(problem.mask.irregular_kind, problem.mask.irregular_kind)
     other = irregular or next((_OPTIONS[option] for option in _options(problem)), None)
+    how = problem.head_dim, problem.mask_kind, {*problem.scales}, problem.softcap, problem.values_in_rows
+    if problem.scales and how != (128, "causal", {"head"}, None, False):
+        other = other or "e4m3 but causal at head_dim 128, with scales per head and transposed values"
     if other is None:
         return None
     return (
@@ -222,6 +225,8 @@ def _split_reasons(kernel: Kernel, problem: Problem) -> Iterator[str]:
     for option in _options(problem):
         if option not in _SPLIT_OPTIONS:
             yield f"{kernel.name} splits keys without {_OPTIONS[option].removeprefix('a ')}"
+    if problem.accumulate not in ("auto", "row", "tile"):
+        yield f"{kernel.name} splits keys with accumulate='row' or 'tile', not {problem.accumulate}"
 
 
 def _options(problem: Problem) -> Iterator[str]:

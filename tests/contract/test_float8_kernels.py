@@ -134,6 +134,56 @@ def test_scales(backend, head_dim, per, options, algorithm):
     check(backend, algorithm, quantized(uneven(head_dim, *seqlens), per), **options)
 
 
+def exact(given: dict[str, Any], **options: Any) -> Any:
+    """Attention of the same e4m3 numbers, without rounding of weights."""
+    x = (cufa.dequantize(given[role], given[f"{role}_scale"], role=role) for role in ROLES)
+    return cufa.flash_attention(*x, **options, return_lse=True, device="cpu")
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("per", [("head",) * 3, ("block", "block", "tensor")], ids=str)
+@cases(
+    "head_dim seqlen_q seqlen_k options",
+    emulate=[
+        (64, 70, 900, {"causal": True}),
+        (128, 40, 900, {"accumulate": "tile"}),
+        (128, 150, 1000, {"window": (300, 20)}),
+        (256, 130, 120, {"causal": True, "softcap": 20.0}),  # the first rows see no key
+    ],
+    gpu=[
+        (d, n, 5000, options)
+        for d in (64, 96, 128, 192, 256)
+        for n in (16, 64, 200)
+        for options in ({"causal": True}, {"window": (3000, 0), "accumulate": "tile"}, {"softcap": 20.0})
+    ],
+)
+def test_split_keys(backend, head_dim, seqlen_q, seqlen_k, options, per, heads, monkeypatch):
+    """One or two heads in a tile. Splits end at borders of key tiles. Weights are rounded relative to the maximum of
+    their split: as exact as one pass over all keys. Values in rows give the same bits."""
+    kernel = KERNELS[KERNEL["fa3"]]
+    monkeypatch.setattr(kernel, "split_configs", [x for x in kernel.split_configs if x.packed_heads == heads])
+    given = quantized(uneven(head_dim, seqlen_q, seqlen_k, 1), per)
+    right, right_lse = exact(given, **{x: y for x, y in options.items() if x != "accumulate"})
+    counts = 1, 2 * heads, 2 * heads + 1  # a warm call would have the plan of its number
+    whole, *parts = (run(backend, "fa3", given, **options, num_splits=n) for n in counts)
+    once = error(whole[0].astype(np.float32), right)
+    for out, lse in parts:
+        assert error(out.astype(np.float32), right) < 1.05 * once + 1e-4
+        np.testing.assert_allclose(lse, right_lse, atol=1e-3 if backend is GPU else 2e-4)
+    assert_same(run(backend, "fa3", in_rows(given), **options, num_splits=counts[2]), parts[1])
+
+
+@cases("", emulate=[()])
+def test_splits_that_a_plan_cannot_have(backend):
+    given = quantized(uneven(128, 40, 900, 1))
+    how = {"algorithm": "fa3", "arch": "sm_90", "num_splits": 9}
+    done = cufa.emulate(**given, **how)
+    assert done.plan.num_splits == 5  # 900 keys are five tiles
+    assert sorted(done.records["first_tile"]) == sorted([0, 1, 2, 3, 4] * HEADS)
+    with pytest.raises(ValueError, match="splits keys with accumulate='row' or 'tile', not 2"):
+        cufa.emulate(**given, **how, accumulate=2)
+
+
 OPTIONS = {"full": {}, "causal": {"causal": True}, "window": {"window": (64, 0)}}
 
 
@@ -300,11 +350,11 @@ def test_long_rows_need_sums_of_tiles(cp, algorithm):
     v = np.abs(np.random.default_rng(1).standard_normal(shape)).astype(np.float32)
     given = quantized([q, k, v])
     exact = cufa.dequantize(given["v"], given["v_scale"], role="v").mean(axis=2)
-    given = there(cp, given)
-    found = {x: attention(**given, accumulate=x) for x in ("tile", "row")}
+    given, whole = there(cp, given), {"num_splits": 1}  # a split adds fewer tiles
+    found = {x: attention(**given, **whole, accumulate=x) for x in ("tile", "row")}
     tile, row = (abs(x.get().astype(np.float64) - exact[:, :, None]).max() for x in found.values())
     assert tile < 1e-3 * exact.max() and tile <= row
-    np.testing.assert_array_equal(bits(attention(**given)), bits(found["tile"]))
+    np.testing.assert_array_equal(bits(attention(**given, **whole)), bits(found["tile"]))
 
 
 @both

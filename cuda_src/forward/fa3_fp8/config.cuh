@@ -5,6 +5,7 @@
 #include "shared/element.cuh"
 
 constexpr int HEAD_DIM = 128;        // columns of q, k, v and o: a multiple of 16, at most 256
+constexpr int V_DIM = HEAD_DIM;      // fixed: v has as many columns as q
 constexpr bool BFLOAT16 = true;      // results are bfloat16, else float16
 using Element = SixteenBit<BFLOAT16>;  // of results; q, k and v are e4m3
 constexpr int ALIGNMENT = 16;        // fixed: bytes of which each row's address is a multiple
@@ -14,6 +15,8 @@ constexpr int BLOCK_KV = 128;        // Bc: keys of a tile. The result depends o
 constexpr int NUM_WARPS = 12;        // warps of a thread block: the producer's four, and four for each consumer
 constexpr int NUM_STAGES = 4;        // buffers of the K ring, and of the V ring
 constexpr int ADDED_TILES = 0;       // tiles of P V that tensor cores sum before float32 additions take over; 0: all tiles
+constexpr bool SPLIT_KEYS = false;   // gridDim.y thread blocks share the keys of a query block (forward/splits.cuh)
+constexpr int PACKED_HEADS = 1;      // query heads of one key/value head in a tile: 1, or with SPLIT_KEYS one for each consumer
 constexpr int SMEM_BYTES = 147872;   // dynamic shared memory of the launch
 
 constexpr int Q_SCALE = 1;           // a ScaleOf (forward/float8_scores.cuh): what shares a scale of q

@@ -118,7 +118,7 @@ struct Consumer {
       inside.item(item.index);
       mask = read_shared<HeadMask>(descriptor + MASK_AT);
       compute(descriptor);
-      if (TRACE && threadIdx.x == 128) write_trace(p, item.index, item, tiles_of<Br>(mask, item.q_block), start_ns);
+      if (TRACE && threadIdx.x == 128) write_trace(p, item.index, item, tiles_of_split(p, mask, item.q_block), start_ns);
       store(descriptor);
     }
     inside.close();
@@ -127,10 +127,11 @@ struct Consumer {
   // O, m and l of the item. Rings and ping-pong are shared: a consumer waits for and releases every tile that the thread block
   // visits, also tiles that its own rows do not see.
   DEVICE void compute(u32 descriptor) {
-    const int group = item.q_block * CONSUMERS + consumer;
+    const int group = group_of(item, consumer);
     row = group * GROUP_ROWS + warp * 16 + lane / 4;
     tiles = tiles_of<GROUP_ROWS>(mask, group);
-    const TileRange block = tiles_of<Br>(mask, item.q_block);
+    const TileRange block = tiles_of_split(p, mask, item.q_block);
+    if constexpr (SPLIT_KEYS) tiles = within(tiles, block);
     softmax.reset();
     workspace_sum.reset();
 #pragma unroll
@@ -358,6 +359,15 @@ struct Consumer {
     inside.enter(STORE, item.index);
     const auto s = read_shared<SequenceOfItem>(descriptor + SEQUENCE_AT);
     const float v_scale = read_shared<ScalesOfItem>(descriptor + SCALES_AT).v;
+    if constexpr (SPLIT_KEYS) {  // parts have weights exp(s - m), so that the merge is that of 16-bit values
+      softmax.reduce_sum();
+#pragma unroll
+      for (int i = 0; i < HEAD_DIM / 2; ++i) O[i] *= v_scale / 448.0f;
+      for (float& l : softmax.l) l /= 448.0f;
+      leave_part(p, item, consumer * GROUP_ROWS + warp * 16, 0, fragment_view(O), softmax, lane);
+      inside.enter(NOTHING);
+      return;
+    }
     const int batch = LENGTHS_KIND == PACKED ? 0 : item.batch;
     const RaggedSequence sequence{s.sequence_index, mask.rows, mask.keys, s.stored_rows, 0, s.first_row, s.first_key};
     float* const lse = p.lse == nullptr ? nullptr : p.lse + row_stats_index(p, sequence, i64(batch) * p.heads + item.head);

@@ -16,6 +16,8 @@
 // - ADDED_TILES: the tensor core adds with about 14 bits, too few for long rows. 1: P V of each tile is summed from 0 and
 //   added to O in float32. n > 1: every n tiles, O is added to a float32 sum in the workspace.
 // - Item descriptors carry mask and sequence: one path for dense, padded and packed arrays.
+// - Few queries over many keys: the keys are split over thread blocks at borders of tiles, heads may share a tile, and a last
+//   launch merges (SPLIT_KEYS: forward/splits.cuh).
 #include "forward/fa3_fp8/config.cuh"
 #include "primitives/register_budget.cuh"
 #include "forward/fa3_fp8/consumer.cuh"
@@ -45,6 +47,7 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
   if (threadIdx.x == 0) smem.init_barriers();
   block_sync();  // all mbarriers are initialised before a thread waits for one
 
+  if constexpr (SPLIT_KEYS) grid_release_next();  // blocks of the merge may become resident as blocks of this launch end
   if (warpgroup == 0) {
     registers_release_to<PRODUCER_REGISTERS>();
     PersistentItems items(p);
@@ -52,5 +55,15 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
   } else {
     registers_raise_to<CONSUMER_REGISTERS>();
     Consumer{p, smem, warpgroup - 1, int(threadIdx.x) / 32 % 4, int(threadIdx.x) % 32}.run();
+  }
+}
+
+// The last launch: merges the parts of splits. Its blocks may start early, and then wait for the launch before to end.
+KERNEL __launch_bounds__(COMBINE_THREADS)
+    fa3_fp8_combine(const __grid_constant__ Float8Params p, const __grid_constant__ TensorMap, const __grid_constant__ TensorMap,
+                    const __grid_constant__ TensorMap, const __grid_constant__ TensorMap) {
+  if constexpr (SPLIT_KEYS) {
+    grid_await_previous();
+    combine_splits<Bc>(p);
   }
 }

@@ -2,9 +2,6 @@
 // consumers.
 #pragma once
 #include "forward/fa3_fp8/config.cuh"
-constexpr bool SPLIT_KEYS = false;  // a thread block visits all keys of its rows (forward/splits.cuh)
-constexpr int PACKED_HEADS = 1;     // a query tile has rows of one head
-constexpr int V_DIM = HEAD_DIM;     // v has as many columns as q
 #include "forward/fa3/persistent_items.cuh"
 #include "forward/fa3/shared_structs.cuh"
 #include "wgmma/pipeline.cuh"
@@ -26,6 +23,8 @@ static_assert(Bc % 32 == 0 && Bc <= 256, "BLOCK_KV: P V takes 32 keys per wgmma,
 static_assert(HEAD_DIM % 16 == 0 && ALIGNMENT == 16, "TMA needs rows that begin at multiples of 16 bytes");
 static_assert(!is_irregular(MASK_KIND), "fa3_forward_fp8 takes band masks");
 static_assert(!ALIBI && !SINK, "fa3_forward_fp8 takes no ALiBi and no sinks");
+static_assert(PACKED_HEADS == 1 || PACKED_HEADS == CONSUMERS, "PACKED_HEADS: a consumer has queries of one head");
+static_assert(!SPLIT_KEYS || ADDED_TILES <= 1, "SPLIT_KEYS: the end of the workspace has parts, or sums of ADDED_TILES tiles");
 
 // ---- Item descriptors: one query block of one head, the mask of its sequence, the sequence's place in the arrays, and scales.
 // A descriptor with q_block NO_MORE_ITEMS follows the last item.
@@ -78,4 +77,34 @@ template <int ROWS>
 DEVICE TileRange tiles_of(const HeadMask& mask, int block) {
   if (mask.keys == 0 || block * ROWS >= mask.rows) return {};
   return mask.tiles<ROWS, Bc, SKIP_MASKED_TILES>(block);
+}
+
+// The key tiles that this thread block visits for a query block.
+DEVICE TileRange tiles_of_split(const AttentionParams& p, const HeadMask& mask, int q_block) {
+  const TileRange tiles = tiles_of<HEAD_ROWS>(mask, q_block);
+  if constexpr (SPLIT_KEYS) return split_tiles(p, tiles, int(blockIdx.y));
+  return tiles;
+}
+
+// Those of `tiles` that `block` has.
+DEVICE TileRange within(TileRange tiles, const TileRange& block) {
+  tiles.first = max(tiles.first, block.first);
+  tiles.end = min(tiles.end, block.end);
+  tiles.clear_first = max(tiles.clear_first, block.first);
+  tiles.clear_end = min(tiles.clear_end, block.end);
+  if (tiles.clear_first >= tiles.clear_end) tiles.clear_first = tiles.clear_end = tiles.first;
+  if (tiles.first >= tiles.end) return {};
+  return tiles;
+}
+
+// The 64-row group of a consumer's rows among those of its head, and the head.
+DEVICE int group_of(const WorkItem& item, int consumer) {
+  return PACKED_HEADS == 1 ? item.q_block * CONSUMERS + consumer : item.q_block;
+}
+DEVICE int head_of(const WorkItem& item, int consumer) { return PACKED_HEADS == 1 ? item.head : item.head + consumer; }
+
+// SPLIT_KEYS: parts are at the end of the workspace, after transposed values.
+DEVICE float* first_part(const Float8Params& p) {
+  const i64 tiles = i64(p.batch) * (p.heads / PACKED_HEADS) * ((p.seqlen_q - 1) / HEAD_ROWS + 1);
+  return static_cast<float*>(p.workspace) + p.mask.workspace / 4 - tiles * p.num_splits * BLOCK_Q * SLOT_ROW;
 }

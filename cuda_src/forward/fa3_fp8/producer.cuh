@@ -40,14 +40,15 @@ struct Producer {
   template <typename Sequence>
   DEVICE ScalesOfItem scales_of(const Item& item, const Sequence& sequence, int kv_head) const {
     const int first_row = int(sequence.first_row()), first_key = int(sequence.first_key());
-    const float* const q = p.q_scale + query_scale_index(p, item.batch, item.head, first_row);
+    const float* q = p.q_scale + query_scale_index(p, item.batch, item.head, first_row);
     const float* const k = p.k_scale + key_scale_index(p, item.batch, kv_head, first_key);
     const float* const v = p.v_scale + value_scale_index(p, item.batch, kv_head);
     ScalesOfItem scales = {{}, ld_global<float>(v)};
     const float k_scale = K_SCALE == OF_BLOCK ? 1.0f : ld_global<float>(k);
     for (int w = 0; w < CONSUMERS; ++w) {
-      const int group = item.q_block * CONSUMERS + w;
+      const int group = group_of(item, w);
       if (group * GROUP_ROWS >= sequence.stored_rows()) break;  // rows past the end have no scale
+      if constexpr (PACKED_HEADS > 1) q = p.q_scale + query_scale_index(p, item.batch, head_of(item, w), first_row);
       scales.qk[w] = ld_global<float>(q + (Q_SCALE == OF_BLOCK ? group : 0)) * k_scale;
     }
     return scales;
@@ -56,7 +57,7 @@ struct Producer {
   // Q_full publishes the descriptor too: consumers read the descriptor after that wait. K is loaded one tile ahead of V.
   template <typename Sequence>
   DEVICE void load_item(const Item& item, const HeadMask& mask, const Sequence& sequence) {
-    const TileRange tiles = tiles_of<Br>(mask, item.q_block);
+    const TileRange tiles = tiles_of_split(p, mask, item.q_block);
     const int kv_head = item.head / (p.heads / p.kv_heads), batch = sequence.batch(), first_key = int(sequence.first_key());
     const int first_value = first_position(first_key, item.batch);
     auto load_keys = [&](int j) {
@@ -77,9 +78,9 @@ struct Producer {
     write_shared(descriptor + SEQUENCE_AT, SequenceOfItem{sequence.sequence_index, sequence.stored_rows(),
                                                             int(sequence.first_row()), first_key});
     for (int w = 0; w < CONSUMERS; ++w) {
-      const int row = int(sequence.first_row()) + item.q_block * Br + w * GROUP_ROWS;
-      load_bytes<GROUP_ROWS, GROUP_ROWS, HEAD_DIM>(smem.Q + w * Q_TILE_BYTES, smem.Q_full + 8 * w, Q_map, 0, row, item.head,
-                                                   batch);
+      const int row = int(sequence.first_row()) + item.q_block * HEAD_ROWS + (PACKED_HEADS == 1 ? w * GROUP_ROWS : 0);
+      load_bytes<GROUP_ROWS, GROUP_ROWS, HEAD_DIM>(smem.Q + w * Q_TILE_BYTES, smem.Q_full + 8 * w, Q_map, 0, row,
+                                                   head_of(item, w), batch);
     }
     for (int j = tiles.end - 1; j >= tiles.first; --j) {
       if (j > tiles.first) load_keys(j - 1);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 from ...gpu.architectures import Device
@@ -9,6 +10,7 @@ from ...problem.float8 import KEY_TILES
 from ...problem.problem import Problem
 from ...schedule.order import Order, persistent
 from ...schedule.schedule import Schedule
+from ..base import ForwardKernel
 from ..config import Box, Buffer, Launch, Split, align_up
 from .fa3 import Fa3Config, ring_buffers
 from .float8 import Float8Kernel, transposed_shape
@@ -44,7 +46,18 @@ def _configs() -> tuple[Fa3Config, ...]:
     )
 
 
-class Fa3ForwardFp8(Float8Kernel):
+def _split_configs() -> tuple[Fa3Config, ...]:
+    """The same tiles of keys: borders of splits are borders of tiles. Two consumers, with rows of one head or a head of
+    their own."""
+    tiles = [dataclasses.replace(x, block_q=128, num_warps=12, split_keys=True) for x in _configs()]
+    return tuple(dataclasses.replace(x, packed_heads=n) for x in tiles for n in (1, 2))
+
+
+#: FLOP/s of one SM by the largest head dim of the tiles (cuda_src/forward/fa3_fp8/NOTES.md, 16k full, 132 SMs).
+_SM_FLOPS = {64: 4.7e12, 128: 7.5e12, 256: 8.4e12}
+
+
+class Fa3ForwardFp8(Float8Kernel, ForwardKernel):
     name = "fa3_forward_fp8"
     algorithm = "fa3"
     title = "FlashAttention-3 forward in e4m3: TMA, 8-bit WGMMA, warp specialisation"
@@ -53,7 +66,8 @@ class Fa3ForwardFp8(Float8Kernel):
     entry = "fa3_forward_fp8"
     min_capability = max_capability = 90
     configs = _configs()
-    workspace_holds = "transposed values, sums"
+    split_configs = _split_configs()
+    workspace_holds = "transposed values, sums; of each split of a query block O, and m and l of its rows"
 
     def shared_memory(self, config: Fa3Config, head_dim: int, v_dim: int = 0) -> tuple[Buffer, ...]:
         """Q of each consumer warpgroup, the K and V rings (V transposed), a full and an empty barrier for each buffer,
@@ -70,15 +84,18 @@ class Fa3ForwardFp8(Float8Kernel):
     def launches(
         self, problem: Problem, config: Fa3Config, shared_memory: int, split: Split | None = None
     ) -> tuple[Launch, ...]:
-        """Persistent blocks that share out query blocks and heads; an earlier launch transposes values in rows."""
+        """Persistent blocks that share out query blocks and heads; an earlier launch transposes values in rows. If keys
+        are split: one block per split, and a merge."""
         items = config.query_items(problem)
         attention = Launch(self.entry, (items, 1, 1), config.num_warps * 32, shared_memory, persistent=True)
-        return self.with_transposition(problem, attention)
+        attention, *merge = self.with_other_launches(problem, config, attention, split, "fa3_fp8_combine", True)
+        return (*self.with_transposition(problem, attention), *merge)
 
     def workspace(self, problem: Problem, config: Fa3Config, split: Split | None = None) -> int:
         blocks = min(config.query_items(problem), _MOST_SMS)
         sums = 4 * blocks * config.block_q * problem.head_dim if _added_tiles(problem) > 1 else 0
-        return super().workspace(problem, config, split) + sums
+        parts = ForwardKernel.workspace(self, problem, config, split)
+        return super().workspace(problem, config, split) + sums + parts
 
     def maps_of_workspace(self, problem: Problem) -> Mapping[str, tuple[int, ...]]:
         return {"v": transposed_shape(problem)} if problem.values_in_rows else {}
@@ -96,6 +113,9 @@ class Fa3ForwardFp8(Float8Kernel):
         name = {0: "'row'", 1: "'tile'"}.get(tiles, str(tiles))
         where = what.get(tiles, f"on the tensor cores for {tiles} tiles, then in float32")
         return (f"products with V are added {where} (accumulate={name}, {by})",)
+
+    def flops(self, config: Fa3Config) -> float:
+        return _SM_FLOPS[config.max_head_dim]
 
     def order(self, problem: Problem, schedule: Schedule, device: Device, config: Fa3Config) -> Order:
         return persistent(problem, schedule, device)
