@@ -16,7 +16,7 @@ similar factors:
     read     = bytes of keys and values / (BANDWIDTH × fraction of SMs that have a block, averaged over waves)
     time     = max(products, read) + UNHIDDEN min(products, read) + 2 partials / PARTIALS_BANDWIDTH + MERGE_SECONDS
 
-ITEM_COST is :data:`cufa.schedule.order.ITEM_COST`. Measurements: cuda_src/forward/fa2/NOTES.md.
+ITEM_COST and ALIKE are those of :mod:`cufa.schedule.order`. Measurements: cuda_src/forward/fa2/NOTES.md.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ..kernels import Kernel, Split, TileConfig
 from ..kernels.config import SplitConfig
 from ..kernels.support import refusal, unproven_splits
 from ..problem.problem import Problem
-from ..schedule.order import ITEM_COST
+from ..schedule.order import ALIKE, ITEM_COST
 from ..schedule.schedule import Schedule, used_of
 from .operation import Choice, Request
 
@@ -46,9 +46,6 @@ UNHIDDEN = 0.1
 
 #: The second launch, and the cost of storing and merging partial results in addition to their bytes.
 MERGE_SECONDS = 7e-6
-
-#: Items visit about equally many tiles if the longest visits at most this many times the tiles of the shortest.
-_ALIKE = 1.1
 
 #: Keys are split if the estimate is at most this fraction of the estimate without splits: smaller gains are within the
 #: model's error, and the second launch also costs host time.
@@ -83,7 +80,7 @@ def with_splits(problem: Problem, device: Device, choice: Choice, request: Reque
     if reason is not None or (request.config is not None and named is None):
         return choice
     configs = [spec.over_cache(named, problem)] if named is not None else _fitting(spec, problem, device)
-    if num_splits is None and named is None and not _few_items(problem, device, choice.config):
+    if num_splits is None and named is None and not _few_items(problem, device, spec, choice.config):
         return choice
     best = min(
         _estimates(problem, device, spec, configs, num_splits), key=lambda found: found.seconds, default=None
@@ -143,10 +140,12 @@ def _fitting(spec: Kernel, problem: Problem, device: Device) -> list[TileConfig]
     return [spec.over_cache(config, problem) for config in fitting]
 
 
-def _few_items(problem: Problem, device: Device, config: TileConfig) -> bool:
-    """Fewer work items than SMs, or tiles at most half full of queries that other heads of the query group could share.
-    If each SM has an item, splits are slower even if another block would be resident."""
-    shared = problem.group_size > 1 and 2 * problem.seqlen_q <= config.block_q
+def _few_items(problem: Problem, device: Device, spec: Kernel, config: TileConfig) -> bool:
+    """Fewer work items than SMs, or tiles at most half full of queries that other heads of the query group could share:
+    for causal queries, also tiles that only split (not measured for others). If each SM has an item, splits are slower
+    even if another block would be resident."""
+    tiles = [config, *_fitting(spec, problem, device)] if problem.later_rows_see_more else [config]
+    shared = problem.group_size > 1 and 2 * problem.seqlen_q <= max(x.block_q for x in tiles)
     return shared or config.query_items(problem) < device.num_sms
 
 
@@ -191,7 +190,7 @@ def seconds(problem: Problem, device: Device, spec: Kernel, config: TileConfig, 
     flops = 2 * (problem.head_dim + problem.v_dim) * config.block_q * config.block_kv
     tile = max(flops * on_an_sm / spec.flops(config), spec.tile_latency(config, problem.head_dim))
     block = (-(-most // splits) + ITEM_COST) * tile
-    if most > _ALIKE * schedule.visits.min():
+    if most > ALIKE * schedule.visits.min():
         work = schedule.visited * items / schedule.num_q_blocks + items * used * ITEM_COST
         products = max(block, work * tile / held)
     else:

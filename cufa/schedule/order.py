@@ -35,6 +35,9 @@ WHOLE_HEAD = -1
 #: tried, this one predicts the measured end of the last block best (cuda_src/forward/fa3/NOTES.md).
 ITEM_COST = 0.5
 
+#: Items visit about equally many tiles if the longest visits at most this many times the tiles of the shortest.
+ALIKE = 1.1
+
 #: Bytes of keys and values that stay in the L2 cache of a GPU (H200: 50 MB) among all other data.
 L2_SHARE = 24 << 20
 

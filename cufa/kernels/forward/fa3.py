@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from ...gpu.architectures import Device
 from ...problem.problem import MASK_KINDS, MAX_HEAD_DIM, Problem
-from ...schedule.order import ITEM_COST, Order, persistent
+from ...schedule.order import ALIKE, ITEM_COST, Order, persistent
 from ...schedule.schedule import Schedule
 from ..base import ForwardKernel
 from ..config import Box, Buffer, Launch, Split, SplitConfig, align_up, ceil_div
@@ -89,13 +89,27 @@ _SLOWNESS = {
 _CONFIGS = tuple(x for x in _SLOWNESS if x.max_v_dim == MAX_HEAD_DIM)
 
 
-def _expected_time(problem: Problem, config: Fa3Config, num_sms: int) -> float:
+_MEASURED_ROUNDS = range(104, 129)
+"""Head dims at which calls of more than 64 causal queries over many keys were measured in rounds (NOTES.md)."""
+
+
+def _has_equal_items(problem: Problem) -> bool:
+    """Without a causal mask, and if causal queries are few beside their keys."""
+    if not problem.later_rows_see_more:
+        return True
+    if problem.seqlen_q > 64 and problem.head_dim not in _MEASURED_ROUNDS:
+        return False
+    visits = Schedule.of(problem, 64, 64, skip_masked_tiles=True).visits
+    return bool(visits.max() <= ALIKE * visits.min())
+
+
+def _expected_time(problem: Problem, config: Fa3Config, num_sms: int, equal_items: bool) -> float:
     """Time of a call, in scores of one SM. A config of tests or experiments counts as the best."""
     heads = problem.batch * problem.heads
     equal, uneven, long, short = _SLOWNESS.get(config, (1.0, 1.0, 1.0, 1.0))
     blocks = Schedule.of(problem, config.block_q, config.block_kv, skip_masked_tiles=True)
     longest = (int(blocks.visits.max()) + ITEM_COST) * config.block_q
-    if not problem.later_rows_see_more:  # rounds of equal items
+    if equal_items:  # rounds of whole tiles: rows past the last query take their time, too
         return longest * -(-blocks.num_q_blocks * heads // num_sms) * config.block_kv * equal
     # Blocks share out items of every length; each warpgroup of 64 rows skips tiles by itself.
     groups = Schedule.of(problem, 64, config.block_kv, skip_masked_tiles=True)
@@ -208,7 +222,8 @@ class Fa3Forward(ForwardKernel):
     def choose(self, problem: Problem, fitting: tuple[Fa3Config, ...], device: Device) -> Fa3Config:
         """The tiling whose last block is expected to end first. Wide query blocks read K and V less often; with
         few of them SMs stay idle, or the last round is nearly empty."""
-        return min(fitting, key=lambda config: _expected_time(problem, config, device.num_sms))
+        equal = _has_equal_items(problem)
+        return min(fitting, key=lambda config: _expected_time(problem, config, device.num_sms, equal))
 
     def flops(self, config: Fa3Config) -> float:
         whole = dataclasses.replace(config, page_box=0, split_keys=False, packed_heads=1, store_by_tma=True)

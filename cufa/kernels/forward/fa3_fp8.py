@@ -11,7 +11,7 @@ from ...problem.problem import Problem
 from ...schedule.order import Order, persistent
 from ...schedule.schedule import Schedule
 from ..base import ForwardKernel
-from ..config import Box, Buffer, Launch, Split, align_up
+from ..config import Box, Buffer, Launch, Split, SplitConfig, align_up
 from .fa3 import Fa3Config, ring_buffers
 from .float8 import Float8Kernel, transposed_shape
 
@@ -88,10 +88,12 @@ class Fa3ForwardFp8(Float8Kernel, ForwardKernel):
         are split: one block per split, and a merge."""
         items = config.query_items(problem)
         attention = Launch(self.entry, (items, 1, 1), config.num_warps * 32, shared_memory, persistent=True)
-        attention, *merge = self.with_other_launches(problem, config, attention, split, "fa3_fp8_combine", True)
+        attention, *merge = self.with_other_launches(
+            problem, config, attention, split, "fa3_fp8_combine", True
+        )
         return (*self.with_transposition(problem, attention), *merge)
 
-    def workspace(self, problem: Problem, config: Fa3Config, split: Split | None = None) -> int:
+    def workspace(self, problem: Problem, config: SplitConfig, split: Split | None = None) -> int:
         blocks = min(config.query_items(problem), _MOST_SMS)
         sums = 4 * blocks * config.block_q * problem.head_dim if _added_tiles(problem) > 1 else 0
         parts = ForwardKernel.workspace(self, problem, config, split)
