@@ -173,6 +173,24 @@ def test_split_keys(backend, head_dim, seqlen_q, seqlen_k, options, per, heads, 
     assert_same(run(backend, "fa3", in_rows(given), **options, num_splits=counts[2]), parts[1])
 
 
+@cases("", emulate=[()], gpu=[()])
+def test_split_keys_of_padded_sequences(backend):
+    """Padding is NaN; a sequence has no query, and another fewer keys than a tile."""
+    rows, keys = [100, 0, 33], [650, 7, 20]
+    x = uneven(128, 110, 700, 3)
+    for y, lengths in zip(x, (rows, keys, keys), strict=True):
+        for b, n in enumerate(lengths):
+            y[b, :, n:] = 0
+    given, options = quantized(x), {"seqlens_q": rows, "seqlens_k": keys, "causal": True}
+    right, right_lse = exact(given, **options)
+    for name, lengths in (("q", rows), ("k", keys)):
+        for b, n in enumerate(lengths):
+            given[name][b, :, n:] = np.nan
+    out, lse = run(backend, "fa3", given, **options, num_splits=3)
+    assert error(out.astype(np.float32), right) < 0.03
+    np.testing.assert_allclose(lse, right_lse, atol=1e-3)
+
+
 @cases("", emulate=[()])
 def test_splits_that_a_plan_cannot_have(backend):
     given = quantized(uneven(128, 40, 900, 1))
