@@ -158,11 +158,8 @@ def unproven_splits(kernel: Kernel, problem: Problem) -> str | None:
     """As :func:`unproven`, of split keys: the caller names both the kernel and the number of splits."""
     irregular = _IRREGULAR_MASKS.get(problem.mask.irregular_kind, problem.mask.irregular_kind)
     other = irregular or next((_OPTIONS[option] for option in _options(problem)), None)
-    how = problem.head_dim, problem.mask_kind, {*problem.scales}, problem.softcap, problem.values_in_rows
-    if problem.scales and how != (128, "causal", {"head"}, None, False):
-        other = other or (
-            "e4m3, except causal without softcap at head_dim 128, with scales per head and transposed values"
-        )
+    if problem.scales:
+        other = other or "e4m3"
     if other is None:
         return None
     return (

@@ -114,28 +114,24 @@ def test_what_is_asked_for_is_done():
     assert named.num_splits > 1
 
 
-def test_few_e4m3_queries_over_many_keys_fill_the_gpu():
-    """Two heads of a query group share a tile. 64 x 128k, H100: 174 µs, in one launch 925."""
+def test_e4m3_keys_are_split_on_request():
+    """Two heads of a query group share a tile: in one launch 16 work items of 132 SMs."""
     problem = Problem(
         1, 32, 8, 64, 131072, 128, "float8_e4m3", CAUSAL, 0.1, out_dtype="bfloat16", scales=("head",) * 3
     )
-    found = make_plan(problem, Device.typical(90))
-    assert found.num_splits == 8 and found.config.packed_heads == 2 and found.launches[0].grid == (16, 8, 1)
+    gpu = Device.typical(90)
+    assert make_plan(problem, gpu).split is None
+    with pytest.raises(
+        ValueError, match="has not run on a GPU with split keys and e4m3: pass algorithm='fa3'"
+    ):
+        make_plan(problem, gpu, num_splits=8)
+    for changes in ({}, {"head_dim": 64}, {"mask": FULL}, {"values_in_rows": True}):
+        found = make_plan(dataclasses.replace(problem, **changes), gpu, "fa3", num_splits=8)
+        assert (
+            found.num_splits == 8 and found.config.packed_heads == 2 and found.launches[-2].grid == (16, 8, 1)
+        )
+    found = make_plan(problem, gpu, "fa3", num_splits=8)
     assert found.workspace == 16 * 8 * found.config.slot_bytes(128)
-    others = {"accumulate": "2"}, {"seqlen_q": 512, "seqlen_k": 32768}
-    unproven = (
-        {"head_dim": 64},
-        {"mask": FULL},
-        {"values_in_rows": True},
-        {"scales": ("block", "block", "head")},
-    )
-    for changes in (*others, *unproven):
-        assert make_plan(dataclasses.replace(problem, **changes), Device.typical(90)).split is None, changes
-    for changes in unproven:
-        other = dataclasses.replace(problem, **changes)
-        with pytest.raises(ValueError, match="has not run on a GPU with split keys and e4m3, except causal"):
-            make_plan(other, Device.typical(90), num_splits=3)
-        assert make_plan(other, Device.typical(90), "fa3", num_splits=3).num_splits == 3
 
 
 @pytest.mark.parametrize(
