@@ -6,8 +6,8 @@
 // eight holds bit k of each byte, so that eight instructions compare 32 bytes with the threshold. In an accumulator, four lanes
 // hold a group, whether rows are queries or keys. Each lane draws for every fourth 16 columns; then the four exchange bits.
 //
-// A counter is (head, keys of the group, number, queries of the group and call). Its first three rounds depend on keys and queries
-// almost apart (PhiloxKeys, PhiloxQueries): a lane computes what its row decides once for several calls.
+// A counter is (head, keys of the group, number, queries of the group and call). Its first three rounds depend on keys and on
+// queries almost apart (PhiloxKeys, PhiloxQueries): a lane computes what its row decides once for several calls.
 #pragma once
 #include "primitives/opaque.cuh"
 #include "shared/element.cuh"
