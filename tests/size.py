@@ -39,18 +39,18 @@ ADDED = {
 """Lines by which later capabilities raise the budgets of the product and of cufa."""
 RECORDED = "cufa/records"
 CEILINGS = {
-    "lines of the product": 74_110,
-    "lines of cufa": 35_596,
-    "lines of tests": 42_456,
-    "lines of forward/fa3/kernel.cu with its includes": 4_211,
-    "lines of forward/fa2/kernel.cu with its includes": 3_038,
-    "lines of backward/fa3_narrow64/kernel.cu with its includes": 4_856,
-    "lines of backward/fa3_narrow128/kernel.cu with its includes": 4_835,
-    "lines of backward/fa3_pair/kernel.cu with its includes": 4_532,
-    "lines of backward/fa2/kernel.cu with its includes": 3_656,
-    "lines of backward/fa2_f32/kernel.cu with its includes": 3_181,
-    "lines of decode/split.cu with its includes": 3_525,
-    "lines of decode/balanced.cu with its includes": 3_516,
+    "lines of the product": 74_904,
+    "lines of cufa": 36_044,
+    "lines of tests": 43_238,
+    "lines of forward/fa3/kernel.cu with its includes": 4_343,
+    "lines of forward/fa2/kernel.cu with its includes": 3_162,
+    "lines of backward/fa3_narrow64/kernel.cu with its includes": 4_977,
+    "lines of backward/fa3_narrow128/kernel.cu with its includes": 4_956,
+    "lines of backward/fa3_pair/kernel.cu with its includes": 4_648,
+    "lines of backward/fa2/kernel.cu with its includes": 3_752,
+    "lines of backward/fa2_f32/kernel.cu with its includes": 3_589,
+    "lines of decode/split.cu with its includes": 3_526,
+    "lines of decode/balanced.cu with its includes": 3_517,
 }
 """By what is measured."""
 _INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"', re.MULTILINE)
