@@ -39,9 +39,9 @@ ADDED = {
 """Lines by which later capabilities raise the budgets of the product and of cufa."""
 RECORDED = "cufa/records"
 CEILINGS = {
-    "lines of the product": 74_904,
-    "lines of cufa": 36_044,
-    "lines of tests": 43_238,
+    "lines of the product": 74_919,
+    "lines of cufa": 36_059,
+    "lines of tests": 43_245,
     "lines of forward/fa3/kernel.cu with its includes": 4_343,
     "lines of forward/fa2/kernel.cu with its includes": 3_162,
     "lines of backward/fa3_narrow64/kernel.cu with its includes": 4_977,

@@ -40,7 +40,7 @@ def decode(
     axes, q = LAYOUTS[options["layout"]], as_array("q", q)
     if q.ndim != 4:
         raise ValueError(f"q has shape {q.shape}: four axes are needed")
-    pages, numbers = _checked(shared, q.shape[0], options)
+    pages, numbers = _checked(shared, q.shape[0], len(as_array("k_cache", k_cache)), options)
     result, result_lse = flash_decode(q, k_cache, v_cache, out=out, return_lse=True, **options)
     if result.size:
         xp, caches = module_of(q), [as_array("cache", x).transpose(axes) for x in (k_cache, v_cache)]
@@ -101,7 +101,9 @@ def _num_pieces(tiles: int, items: int, sms: int, most: int) -> int:
     return min(counts, key=lambda n: -(-items * n // sms) * (-(-tiles // n) + 1) + n / 32)
 
 
-def _checked(shared: Any, batch: int, options: Mapping[str, Any]) -> tuple[Sequence[Any], Any]:
+def _checked(
+    shared: Any, batch: int, num_pages: int, options: Mapping[str, Any]
+) -> tuple[Sequence[Any], Any]:
     """(block table row of each prefix, number of each sequence's prefix)."""
     for name in (*_REFUSED, "invariant"):
         if options[name] is not None and options[name] is not False:
@@ -136,6 +138,13 @@ def _checked(shared: Any, batch: int, options: Mapping[str, Any]) -> tuple[Seque
         raise ValueError(
             "shared_prefix[0] takes pages of each prefix, (pages,) from 1 up: only full pages are shared"
         )
+    for x in rows:
+        if x.dtype.kind not in "iu" or (is_device_array(x) and x.dtype != np.int32):
+            raise TypeError(f"shared_prefix[0] has pages of {x.dtype}: pages are integers, on a GPU int32")
+        if not is_device_array(x) and (x.min() < 0 or x.max() >= num_pages):
+            raise ValueError(
+                f"shared_prefix[0] names pages from {x.min()} to {x.max()}, but k_cache has {num_pages} pages"
+            )
     return rows, numbers
 
 

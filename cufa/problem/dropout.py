@@ -125,7 +125,13 @@ def read_seed(seed: Any) -> Any:
         return np.array([seed, 0], np.uint64)
     if isinstance(seed, (bool, float, str, bytes)):
         raise TypeError(f"seed must be an int, or an array of two 64-bit integers, not {shown(seed)}")
-    found = np.asarray(seed) if isinstance(seed, (list, tuple)) else as_array("seed", seed)
+    if isinstance(seed, (list, tuple)):
+        natural = all(isinstance(x, (int, np.integer)) and 0 <= x < 2**64 for x in seed)
+        found = np.asarray(
+            seed, np.uint64 if natural else None
+        )  # None: 2**63 beside a small int is a float64
+    else:
+        found = as_array("seed", seed)
     if found.dtype == np.uint32 and found.shape == (4,):  # JAX has no 64-bit integers by default
         found = found.view(np.uint64)
     if found.dtype.kind not in "iu" or found.dtype.itemsize != 8:

@@ -83,6 +83,9 @@ BAD = {
     "block_table is missing": {"shared_prefix": ([[0]], [0, 0]), "block_table": None},
     "there are 1": {"shared_prefix": ([[0]], [0, 1])},
     "-1 for no prefix": {"shared_prefix": ([[0]], [0])},
+    "pages from -1 to 0": {"shared_prefix": ([[0, -1]], [0, 0])},
+    "pages from 4 to 4, but k_cache has 4": {"shared_prefix": ([[4]], [0, 0])},
+    "pages of float64": {"shared_prefix": ([[1.0]], [0, 0])},
     "full pages": {"shared_prefix": ([[]], [0, 0])},
     "with window": {"shared_prefix": ([[0]], [0, 0]), "window": (3, 0)},
     "with invariant": {"shared_prefix": ([[0]], [0, 0]), "invariant": True},
@@ -92,7 +95,9 @@ BAD = {
 @pytest.mark.parametrize("words", BAD)
 def test_errors_name_the_argument_and_the_cure(words):
     q, k = np.zeros((2, 1, 1, 16), np.float32), np.zeros((4, 1, 8, 16), np.float32)
-    options = {"block_table": [[1], [2]], "cache_seqlens": [3, 4], **BAD[words]}
+    new = np.ones((2, 1, 1, 16), np.float32)
+    options = {"block_table": [[1], [2]], "cache_seqlens": [3, 4], "k_new": new, "v_new": new, **BAD[words]}
     with pytest.raises((TypeError, ValueError)) as raised:
-        cufa.flash_decode(q, k, k, **options)
+        cufa.flash_decode(q, k, k.copy(), **options)
     assert words in str(raised.value)
+    assert not k.any()  # nothing is appended

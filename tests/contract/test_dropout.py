@@ -72,6 +72,8 @@ def test_seed_number_sequence_and_head_matter():
     for other in (*others, first[::-1], first[:, ::-1]):
         assert 0.4 < (other == first).mean() < 0.6
     assert (cufa.dropout_mask(shape, 0.5, seed=[7, 2**32]) == first).all()
+    large = np.array([2**63, 1], np.uint64)
+    assert (cufa.dropout_mask(shape, 0.5, seed=(2**63, 1)) == cufa.dropout_mask(shape, 0.5, seed=large)).all()
     assert (cufa.dropout_mask((1, 2, 30, 50), 0.5, seed=7) == first[:1, :, :30, :50]).all()
 
 
