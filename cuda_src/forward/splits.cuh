@@ -40,7 +40,7 @@ DEVICE TileRange split_tiles(const AttentionParams& p, const TileRange& tiles, i
   return part;
 }
 
-// The key tiles that a query block visits. Under an irregular mask: all tiles, of which each split visits those that it sees.
+// The key tiles that a query block visits. Irregular masks: all tiles; a split visits those of its share with a visible score.
 template <int BC>
 DEVICE TileRange tiles_of_block(const AttentionParams& p, const HeadMask& mask, int q_block) {
   return LENGTHS_KIND == DENSE ? visited_tiles<HEAD_ROWS, BC>(p, q_block) : visited_tiles<HEAD_ROWS, BC>(mask, q_block);

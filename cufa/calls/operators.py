@@ -15,7 +15,7 @@ def score_of(score: Any, arrays: Mapping[str, Any] | None, bias: Any) -> tuple[A
     if score is None:
         if arrays is not None:
             raise ValueError(
-                "arrays= is given, but score is None: arrays are those that a score function reads"
+                "arrays= is given, but score is None: a score function reads the arrays; pass score="
             )
         return None, {} if bias is None else {"bias": bias}
     if bias is not None:

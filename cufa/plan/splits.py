@@ -2,10 +2,10 @@
 
 A work item is a query block of a head. If a problem has fewer work items than the GPU has SMs, or queries for at most
 half a tile, its keys may be split over thread blocks (Flash-Decoding, with tiles of many queries). Query heads of one
-query group may then share a tile (packed heads), in whole arrays under band masks. Under an irregular mask, each
-split has an equal share of all tiles, and visits those that its query block sees. The cost model estimates seconds on
-an H200. Only ratios of estimates are compared; other GPUs have similar ratios if their FLOP/s and bandwidth differ by
-similar factors:
+query group may then share a tile (packed heads), in whole arrays under band masks. Under an irregular mask, each split
+has an equal share of all tiles, and visits the tiles in which its query block sees a key. The cost model estimates
+seconds on an H200. Only ratios of estimates are compared; other GPUs have similar ratios if their FLOP/s and bandwidth
+differ by similar factors:
 
     tile     = 4 head_dim block_q block_kv × blocks on an SM / ``Kernel.flops`` (FLOP/s of an SM);
                at least ``Kernel.tile_latency``, which decides if a block has its SM for itself

@@ -99,7 +99,7 @@ def relative(s, b, h, i, j, table, shift):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "jit"])
 def test_gradients_of_arrays_of_a_score_function_of_a_bias_and_of_a_sink(compiled, device):
-    """Of those that are asked for; integers have none."""
+    """A call returns gradients of the named arrays; an array of integers has none."""
     dout, q, k, v = inputs("float32" if device == "cpu" else "bfloat16")
     r = np.random.default_rng(2)
     table, bias, sink = (r.standard_normal(n, np.float32) for n in ((4, 7), (1, 4, 1, 70), (4,)))

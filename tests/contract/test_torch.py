@@ -176,7 +176,7 @@ def relative(s, b, h, i, j, table, factor):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("compiled", [False, True])
 def test_gradients_of_a_score_functions_arrays(compiled, device):
-    """Of those that require grad. Another function, or other numbers, of the same shapes: no wrong reuse."""
+    """An array with requires_grad has a gradient. Another function, or other numbers, reuse nothing of a call."""
     make = {"device": device, "dtype": torch.bfloat16 if device == "cuda" else torch.float32}
     q, dout = (torch.randn(2, 4, 70, 32, **make) for _ in range(2))
     table, factor = torch.randn(4, 7, device=device, requires_grad=True), torch.rand(4, device=device)

@@ -239,7 +239,7 @@ ROWS: list[tuple[Any, ...]] = [
         "p, descriptor.k_block, descriptor.batch, descriptor.kv_head, tile);",
         "p, max(descriptor.k_block - 1, 0), descriptor.batch, descriptor.kv_head, tile);", ("mask", "first rows"),
         "fa3_backward", "fa3_backward_wide"),
-    ("runs that nobody has prepared", "backward/fa3_pair/kernel.cu", "  prepare_mask<MASK_KIND>(p,",
+    ("runs of rows are not reduced first", "backward/fa3_pair/kernel.cu", "  prepare_mask<MASK_KIND>(p,",
         "  prepare_mask<MASK_CAUSAL>(p,", ("mask", "first rows"), "fa3_backward_wide"),
     ("a list made by one thread", "backward/fa3_pair/kernel.cu", "IRREGULAR ? thread / 32 == 1 : thread == 32",
         "thread == 32", ("mask", "first rows"), "fa3_backward_wide"),

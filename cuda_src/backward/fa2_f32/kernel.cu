@@ -82,7 +82,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
   };
   auto num_rows = [&] { return RAGGED ? int(ld_shared_u32(saved_smem + 2 * V_PITCH)) : p.seqlen_q; };
   auto num_keys = [&] { return RAGGED ? int(ld_shared_u32(saved_smem + 2 * V_PITCH + 4)) : p.seqlen_k; };
-  // PACKED: the first row and key of the sequence. Else its index in the arrays.
+  // PACKED: the first row and key of the sequence in arrays without a batch axis. Else the arrays have one.
   auto first_row = [&] { return LENGTHS_KIND == PACKED ? int(ld_shared_u32(saved_smem + 3 * V_PITCH)) : 0; };
   auto first_key = [&] { return LENGTHS_KIND == PACKED ? int(ld_shared_u32(saved_smem + 3 * V_PITCH + 4)) : 0; };
   auto array_batch = [&] { return LENGTHS_KIND == PACKED ? 0 : batch(); };
@@ -243,11 +243,13 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
     // Alg. 2, l. 10
     float S_rmem[S_TILES][KEY_TILES][4] = {}, dP_rmem[S_TILES][KEY_TILES][4] = {};
     const auto S = fragment_view_by_columns(S_rmem);
+    // The lane's first key and query.
+    auto lane_key = [&] { return key_block() * Bc + int(Share().keys()) + S.lane_row(lane_id()); };
+    auto lane_query = [&] { return tile.q_tile * Br + int(Share().queries()) + S.lane_column(lane_id()); };
     multiply_rows(OfKeys{}, S_rmem, K_smem, Q_smem);
     cap_scores<SOFTCAP && !SCORE, true>(S, p.softcap);
     if (IRREGULAR ? walked.masked() || (key_block() + 1) * Bc > num_keys() : !is_clear(tile.q_tile)) {
-      const int key = key_block() * Bc + int(Share().keys()) + S.lane_row(lane_id());
-      const int row = tile.q_tile * Br + int(Share().queries()) + S.lane_column(lane_id());
+      const int key = lane_key(), row = lane_query();
       if constexpr (IRREGULAR) {
         const int member = tile.head - kv_head() * (p.heads / p.kv_heads);
         const IrregularMask<MASK_KIND, BackwardParams> mask(p, batch(), kv_head(), member);
@@ -265,14 +267,10 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
     if constexpr (DROPOUT) {
 #pragma unroll
       for (int i = 0; i < KEY_TILES; ++i) {
-        const int key = key_block() * Bc + int(Share().keys()) + 16 * i + S.lane_row(lane_id());
-        const int query = tile.q_tile * Br + int(Share().queries()) + S.lane_column(lane_id());
-        kept[i].draw(p, u32(batch() * p.heads + tile.head), key, query);
+        kept[i].draw(p, u32(batch() * p.heads + tile.head), lane_key() + 16 * i, lane_query());
       }
     }
     // ALiBi: the distance of the lane's first query from its first key.
-    auto lane_key = [&] { return key_block() * Bc + int(Share().keys()) + S.lane_row(lane_id()); };
-    auto lane_query = [&] { return tile.q_tile * Br + int(Share().queries()) + S.lane_column(lane_id()); };
     const Alibi alibi = ALIBI ? Alibi(p, sequence_of(p, batch()), tile.head) : Alibi(0.0f, 0);
     const float distance = ALIBI ? float(lane_query() + alibi.diagonal - lane_key()) : 0.0f;
     // SCORE: the function, and what it computes for each key.
