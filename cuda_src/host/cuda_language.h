@@ -71,6 +71,7 @@ DEVICE float cosf(float x) { return __builtin_cosf(x); }
 DEVICE float floorf(float x) { return __builtin_floorf(x); }
 DEVICE float ceilf(float x) { return __builtin_ceilf(x); }
 DEVICE float powf(float x, float y) { return __builtin_powf(x, y); }
+DEVICE int __clz(int x) { return x == 0 ? 32 : __builtin_clz(unsigned(x)); }
 DEVICE unsigned __umulhi(unsigned x, unsigned y) { return (unsigned long long)x * y >> 32; }
 DEVICE float fmaf(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 

@@ -10,4 +10,7 @@ DEVICE u32 opaque(u32 x) {
   asm volatile("" : "+r"(x));
   return x;
 }
+
+// No instruction. x is computed before this point, not where it is used behind a branch.
+DEVICE void computed_here(u64 x) { asm volatile("" ::"l"(x)); }
 #endif  // __CUDACC__

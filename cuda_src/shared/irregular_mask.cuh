@@ -118,8 +118,8 @@ struct IrregularMask {
       const BitMask<Params> bits(p);
       const int of_mask = p.mask.heads > p.kv_heads ? kv_head * (p.heads / p.kv_heads) + member : kv_head;
       const i64 head = MaskWorkspace<Params, 1>::of_head(p.mask, batch, of_mask);
-      workspace.runs = bits.words + head * bits.bytes_of_head(p);
-      workspace.extremes = bits.classes + 2 * head * bits.classes_of_head();
+      workspace.runs = bits.words + head * bits.bytes_of_head();
+      workspace.extremes = bits.classes + 8 * head * bits.classes_of_head();
     }
   }
   // From the values of one sequence and head.
@@ -132,15 +132,31 @@ struct IrregularMask {
     return {int(x.x), int(x.y), int(x.z), int(x.w)};
   }
 
-  // Class of the tile of rows top ... end-1 and keys left ... right-1, which all exist. `block` is its key block.
+  // BITS: the class of the tile of rows top ... end-1 and key block `block` in bit 0. If lines are rows, bit n is the class of
+  // the n-th of the next key blocks, as far as they are in one word. AT_ONCE: groups of rows whose classes are loaded together.
+  template <int MOST_ROWS, int AT_ONCE = 1>
+  DEVICE TileClasses classes_from(int top, int end, int block) const {
+    constexpr bool BY_KEY = LINES_ARE_KEYS<Params>;
+    const int along = BitMask<Params>::words_along(BY_KEY ? rows : keys);
+    TileClasses found{0, ~0u};
+#pragma unroll AT_ONCE
+    for (int n = 0; n < (MOST_ROWS - 1) / CLASS_ROWS + 1; ++n) {
+      const int group = top / CLASS_ROWS + n, across = BY_KEY ? block : group;
+      const u32 place = BY_KEY ? group : block;
+      if (group * CLASS_ROWS >= end) continue;
+      const vec2 x = ld_global<vec2>(workspace.extremes + 8 * (across * along + int(place / 32)));
+      found = {found.some | x.x >> place % 32, found.every & x.y >> place % 32};
+    }
+    return found;
+  }
+
+  // Class of the tile of rows top ... end-1, at most MOST_ROWS, and keys left ... right-1, which all exist. `block` is its key
+  // block.
+  template <int MOST_ROWS = BLOCK_Q>
   DEVICE TileClass classify(int top, int end, int left, int right, int block) const {
     if constexpr (BITS) {
-      u32 some_of_any = 0, every_of_all = EVERY_SCORE;
-      for (int group = top / CLASS_ROWS; group * CLASS_ROWS < end; ++group) {
-        const u32 x = ld_global<u16>(workspace.extremes + 2 * (i64(group) * workspace.blocks + block));
-        some_of_any |= x & SOME_SCORE, every_of_all &= x;
-      }
-      return {some_of_any != 0, every_of_all != 0};
+      const TileClasses is = classes_from<MOST_ROWS>(top, end, block);
+      return {(is.some & 1) != 0, (is.every & 1) != 0};
     }
     bool some = left <= end - 1 + last, every = right - 1 <= max(top, exempt) + last;
     some = some && (right - 1 >= top + first || left < keep);
@@ -193,5 +209,32 @@ struct TileWalk {
     if (mine == found) mine = 0;
     const int before = int(found >> 1);  // tiles between this one and `from`
     return {(DOWNWARDS ? from + before : from - before) << 1 | int(found & 1)};
+  }
+};
+
+// The tiles that a block of rows visits under bits by row, from the last to the first, by all lanes of a warp: 1,024 tiles at
+// a time, a word of classes for each lane.
+struct BitWalk {
+  int from;  // the next word to read
+  TileClasses mine{};  // of the lane's tiles that are still to be visited
+
+  DEVICE explicit BitWalk(int last_tile) : from(last_tile / 32) {}
+
+  // The next tile. classes(word) -> TileClasses of the tiles that may be visited.
+  template <typename Classes>
+  DEVICE WalkedTile next(int, const Classes& classes) {
+    for (;;) {
+      const int top = 31 - __clz(int(mine.some));
+      const int word = from + 32 - lane_id();
+      const u32 code = mine.some == 0 ? 0 : u32(32 * word + top + 1) << 1 | (~mine.every >> top & 1);
+      const u32 found = redux_max(code);
+      if (found != 0) {
+        if (code == found) mine.some ^= 1u << top;
+        return {int(found - 2)};
+      }
+      if (from < 0) return {-1};
+      mine = word < 32 ? TileClasses{} : classes(word - 32);
+      from -= 32;
+    }
   }
 };

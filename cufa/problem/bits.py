@@ -112,14 +112,19 @@ class Bits(Mask):
         return {"runs": bits, "sequences": sequences, "heads": heads, "keys": words}
 
     def classes_in_advance(self, seqlen_q: int, seqlen_k: int, block_q: int, block_kv: int) -> int:
-        """A class for each group of rows (:func:`rows_of_a_class`) and key block."""
+        """Words of the classes of :data:`WORD` tiles side by side, for each group of rows
+        (:func:`rows_of_a_class`)."""
         sequences, heads = self.spread
-        return sequences * heads * -(-seqlen_q // rows_of_a_class(block_q)) * -(-seqlen_k // block_kv)
+        rows, blocks = -(-seqlen_q // rows_of_a_class(block_q)), -(-seqlen_k // block_kv)
+        return sequences * heads * rows * -(-blocks // WORD)
 
     workspace_holds = "whether some and whether every score of a tile is visible"
 
     def workspace_bytes(self, seqlen_q: int, seqlen_k: int, block_q: int, block_kv: int) -> int:
-        return 2 * self.classes_in_advance(seqlen_q, seqlen_k, block_q, block_kv)
+        """Two words for each word of classes, along rows or along keys."""
+        sequences, heads = self.spread
+        rows, blocks = -(-seqlen_q // rows_of_a_class(block_q)), -(-seqlen_k // block_kv)
+        return 8 * sequences * heads * max(rows * -(-blocks // WORD), blocks * -(-rows // WORD))
 
     def rectangles(
         self, q_first: Ints, q_end: Ints, k_first: Ints, k_end: Ints, seqlen_q: int, seqlen_k: int

@@ -55,7 +55,7 @@ _FUNCTION = re.compile(
 
 #: Fences, hints and register budgets: a GPU acts on them, and no result of theirs can be recorded.
 UNOBSERVABLE = {
-    "async_proxy_fence", "global_proxy_fence", "grid_await_previous", "grid_release_next",
+    "async_proxy_fence", "computed_here", "global_proxy_fence", "grid_await_previous", "grid_release_next",
     "mbarrier_init_fence", "mma_fence", "opaque", "pair_registers", "registers_raise_to",
     "registers_release_to", "wgmma_fence", "wgmma_registers",
 }  # fmt: skip

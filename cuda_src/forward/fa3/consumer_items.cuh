@@ -17,7 +17,7 @@ struct ConsumerItems {
   const int consumer, warp, lane;
   RingCursor<NUM_STAGES> K_ring = smem.K_ring(), V_ring = smem.V_ring();
   RingCursor<Q_STAGES> Q_ring{};
-  const u64 Q_desc = k_major_descriptor(smem.Q + consumer * Q_TILE_BYTES);
+  const u64 Q_desc = k_major_descriptor(MASK_KIND == MASK_BITS ? shfl(Q_tiles(), 0) : Q_tiles());
   const u64 K_desc = k_major_descriptor(smem.K), V_desc = mn_major_descriptor<Bc>(smem.V);
 
   Scores S_rmem;
@@ -36,6 +36,8 @@ struct ConsumerItems {
   int O_buffer = -1;      // the buffer of Q that the next O leaves through
   u64 start_ns[2] = {};   // TRACE: of the item being stored, of the current one
   mutable PhaseLog inside = PhaseLog(p.trace, warp == 0 && lane == 0);
+
+  DEVICE u32 Q_tiles() const { return smem.Q + consumer * Q_TILE_BYTES; }
 
   // Waits for the next item and its Q. False when there is none.
   DEVICE bool begin_item() {
@@ -111,8 +113,9 @@ struct ConsumerItems {
     if constexpr (PING_PONG) bar_arrive(PING_PONG_BARRIER + (consumer + 1) % CONSUMERS, 256);
   }
 
+  DEVICE u64 K_tile_desc() const { return K_desc + descriptor_step(K_TILE_BYTES) * K_ring.stage; }
   DEVICE void issue_next_scores() {
-    const u64 K_tile = K_desc + descriptor_step(K_TILE_BYTES) * K_ring.stage;
+    const u64 K_tile = K_tile_desc();
     issue_scores(S_rmem, Q_rmem, Q_desc + descriptor_step(CONSUMERS * Q_TILE_BYTES) * Q_ring.stage, K_tile, inside, tiles.j);
   }
   DEVICE void issue_next_values() {
@@ -178,6 +181,7 @@ struct ConsumerItems {
     }
     if constexpr (ALIBI) alibi.change(S, p.scale_log2, row, tiles.j * Bc + lane % 4 * 2);
   }
+  DEVICE void load_mask() { tiles.load_mask(p, descriptor, row, lane); }
   template <typename Tag>
   DEVICE void mask(Tag) {
     tiles.hide<Tag::value>(fragment_view(S_rmem), p, descriptor, row, lane);

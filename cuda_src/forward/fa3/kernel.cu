@@ -108,6 +108,7 @@ struct Consumer : ConsumerItems {
   }
 
   DEVICE void first_softmax() {
+    if (tiles.masked(consumer)) load_mask();
     wgmma_wait<0>(inside, tiles.j);
     release_scores();
     softmax.reset();
@@ -144,13 +145,15 @@ struct Consumer : ConsumerItems {
   }
   template <typename Tag>
   DEVICE void end_step(Tag segment) {
+    if constexpr (Tag::value != CLEAR) load_mask();
     // VALUES_FIRST: a soft cap, or the mask of a listed tile, needs the registers of the P in flight. It waits for the values
-    // of this consumer and runs under those of other consumers. Exceptions, where registers suffice: scores near 0, and head
-    // dims over 128 with a causal mask in clear tiles.
+    // of this consumer and runs under those of other consumers. Exceptions, where registers suffice: scores near 0, head dims
+    // over 128 with a causal mask in clear tiles, and bits of a mask that are loaded early.
     constexpr bool NEAR_0_FIRST = CAP_FOLDS && Tag::value == CLEAR && Bc <= 96;
     constexpr bool CAP_WAITS = SOFTCAP && !(HEAD_DIM > 128 && MASK_KIND == MASK_CAUSAL && Tag::value == CLEAR);
     constexpr bool FUNCTION_WAITS = !ScoreFunction<ForwardParams>::IS_LIGHT;
-    constexpr bool VALUES_FIRST = (CAP_WAITS && !NEAR_0_FIRST) || FUNCTION_WAITS || (LISTED && Tag::value != CLEAR);
+    constexpr bool MASK_WAITS = LISTED && !Tiles::BITS_EARLY && Tag::value != CLEAR;
+    constexpr bool VALUES_FIRST = (CAP_WAITS && !NEAR_0_FIRST) || FUNCTION_WAITS || MASK_WAITS;
     wgmma_wait<VALUES_FIRST ? 0 : 1>(inside, tiles.j);
     release_scores();
     if constexpr (VALUES_FIRST) release_values();

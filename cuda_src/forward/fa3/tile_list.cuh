@@ -86,13 +86,17 @@ DEVICE int first_key_of(u32 item) {
 struct TileList {
   const AttentionParams& p;
   u32 descriptor;
-  TileWalk<true> walk = TileWalk<true>(last_tile());
+  typename Choose<ItemMask::BITS, BitWalk, TileWalk<true>>::type walk{last_tile()};
 
   // `tile` is -1 after the last.
   DEVICE ListedTile next() {
     const WalkedTile walked = walk.next(SPLIT_KEYS ? split().first : 0, [&](int tile) {
-      const int first = top();
-      return class_of(first, min(first + Br, rows()), tile);
+      if constexpr (ItemMask::BITS) {
+        return classes_of_block(tile);
+      } else {
+        const int first = top();
+        return class_of<Br>(first, min(first + Br, rows()), tile);
+      }
     });
     if (!walked.exists()) return {-1, 0};
     u32 marks = ALL_CLEAR;
@@ -100,7 +104,7 @@ struct TileList {
       const int first = top() + lane_id() * GROUP_ROWS, end = min(first + GROUP_ROWS, rows());
       marks = 0;
       if (lane_id() < CONSUMERS && first < end) {
-        const TileClass is = class_of(first, end, walked.tile());
+        const TileClass is = class_of<GROUP_ROWS>(first, end, walked.tile());
         if (is.some) marks = (is.every ? SEEN | CLEAR_TILE : SEEN) << 2 * lane_id();
       }
       marks |= shfl_xor(marks, 1);
@@ -113,6 +117,14 @@ struct TileList {
   DEVICE int hidden_tile() const { return split().empty() ? 0 : split().first; }
 
  private:
+  // BITS: the classes of 32 tiles for all rows of the block.
+  DEVICE TileClasses classes_of_block(int word) const {
+    const int first = top();
+    const ItemMask mask = read_irregular_mask(p, descriptor);
+    TileClasses classes = mask.classes_from<Br, CONSUMERS>(first, min(first + Br, rows()), 32 * word);
+    if constexpr (SPLIT_KEYS) classes.some &= bits_between(word, split().first, split().end);
+    return classes;
+  }
   DEVICE int top() const { return read_shared<Item>(descriptor).q_block * Br; }
   DEVICE int rows() const {
     if constexpr (LENGTHS_KIND == DENSE) return p.seqlen_q;
@@ -130,10 +142,12 @@ struct TileList {
     if constexpr (is_irregular(MASK_KIND)) return (p.seqlen_k - 1) / Bc;
     return visited_tiles<Br, Bc>(read_mask(descriptor), read_shared<Item>(descriptor).q_block).end - 1;
   }
+  template <int MOST_ROWS>
   DEVICE TileClass class_of(int top, int end, int tile) const {
     if constexpr (is_irregular(MASK_KIND)) {
       const int left = tile * Bc, right = left + Bc;
-      const TileClass is = read_irregular_mask(p, descriptor).classify(top, end, left, min(right, p.seqlen_k), tile);
+      const int last = min(right, p.seqlen_k);
+      const TileClass is = read_irregular_mask(p, descriptor).classify<MOST_ROWS>(top, end, left, last, tile);
       return {is.some, is.some && is.every && right <= p.seqlen_k};
     } else {
       return class_in_band(read_mask(descriptor), top, end, tile * Bc);

@@ -7,6 +7,7 @@
 //   skips()             whether the item begins with a tile to pass over
 //   masked()            whether tile j needs the mask
 //   visit_rest()        a pipeline step for each further tile of the item
+//   load_mask()         before the wait for the scores of tile j: loads what hide() needs, if registers suffice
 //   hide()              masks the scores of tile j
 //   count(), keep_count(), visited()   for the trace: the tiles that the block visits
 #pragma once
@@ -17,6 +18,8 @@
 // The rows of one consumer may see fewer tiles than the block visits. If a consumer's rows see no tile, or lie past the end, it
 // computes one tile with all scores masked: every item has the same pipeline.
 struct RangeOfTiles {
+  static constexpr bool BITS_EARLY = false;
+
   int j;
   TileRange tiles;   // the tiles that this consumer's rows see
   int above, below;  // tiles that the block visits after and before `tiles`
@@ -61,6 +64,7 @@ struct RangeOfTiles {
     walk_tiles<MASK_KIND>(j, tiles, [&consumer](int, auto segment) { consumer.step(segment); });
   }
 
+  DEVICE void load_mask(const AttentionParams&, u32, int, int) {}
   template <Segment SEGMENT, typename View>
   DEVICE void hide(View S, const AttentionParams& p, u32, int row, int lane) {
     hide_scores<SEGMENT>(S, head_mask(p), row, j * Bc, lane % 4 * 2);
@@ -73,10 +77,14 @@ struct RangeOfTiles {
 // Each tile of the list comes with its descriptor. A tile that this consumer's rows do not see may lie between two visible ones.
 // The last tile of the list is always computed.
 struct ListOfTiles {
+  // Bits of a masked tile are loaded while its scores are in flight, where registers suffice.
+  static constexpr bool BITS_EARLY = MASK_KIND == MASK_BITS && HEAD_DIM <= 128 && V_DIM <= 128 && !DROPOUT && !SCORE && !ALIBI;
+
   int j;
   static constexpr int above = 0, below = 0;
   ListedTile listed{};
   TileTally tally[2];  // TRACE: of the item being stored, and of the current item
+  ScoreBits<FragmentView<float, 2, S_TILES, 0, 4>> bits;  // MASK_BITS: of tile j
 
   DEVICE int begin(const AttentionParams&, const Item& item, int consumer, int warp, int lane) {
     const int row = item.q_block * Br + consumer * GROUP_ROWS + warp * 16 + lane / 4;
@@ -87,6 +95,7 @@ struct ListOfTiles {
   // Waits for the next tile of K and reads its descriptor. False: this consumer's rows do not see the tile.
   template <typename Consumer>
   DEVICE bool await(Consumer& consumer) {
+    if constexpr (MASK_KIND == MASK_BITS) computed_here(consumer.K_tile_desc());
     consumer.K_ring.wait_full(consumer.inside, NO_TILE);
     listed = read_shared<ListedTile>(consumer.smem.tile(consumer.K_ring.stage));
     warp_sync();  // all lanes have read the tile's descriptor before one of them gives the buffer back
@@ -123,11 +132,22 @@ struct ListOfTiles {
     }
   }
 
+  // opaque(): values derived from row and lane are computed here, and take no registers between tiles.
+  DEVICE void load_bits(const AttentionParams& p, u32 descriptor, int row, int lane) {
+    const ItemMask mask = read_irregular_mask(p, descriptor);
+    const int first_row = int(opaque(u32(row))), column = int(opaque(u32(lane))) % 4 * 2;
+    bits.load(mask.workspace.runs, (mask.keys + 31) / 32, first_row, mask.rows, j * Bc + column);
+  }
+  DEVICE void load_mask(const AttentionParams& p, u32 descriptor, int row, int lane) {
+    if constexpr (BITS_EARLY) load_bits(p, descriptor, row, lane);
+  }
   template <Segment SEGMENT, typename View>
   DEVICE void hide(View S, const AttentionParams& p, u32 descriptor, int own_row, int own_lane) {
     count();
-    if constexpr (SEGMENT != CLEAR) {
-      // opaque(): values derived from row and lane are computed here, and take no registers between tiles.
+    if constexpr (SEGMENT != CLEAR && MASK_KIND == MASK_BITS) {
+      if constexpr (!BITS_EARLY) load_bits(p, descriptor, own_row, own_lane);
+      bits.hide(S);
+    } else if constexpr (SEGMENT != CLEAR) {
       const int row = int(opaque(u32(own_row))), column = int(opaque(u32(own_lane))) % 4 * 2;
       if constexpr (is_irregular(MASK_KIND)) {
         constexpr bool ASK_FIRST = !(Q_IN_REGISTERS && HEAD_DIM > 64);  // where the test spills no register
