@@ -89,7 +89,6 @@ struct NarrowConsumer : TracedConsumer {
     wait_full(smem.Q_ring, n);
     begin_products();
     issue_scores(n, kv, stamp_of(tile));
-    draw_kept(kept, block, tile, lane_key(), lane);
     await<0>(SCORES);
     make_weights(n);
     take_values();
@@ -115,7 +114,6 @@ struct NarrowConsumer : TracedConsumer {
     if constexpr (NEXT != NOTHING_MORE) {
       tile = NEXT == NEXT_ITEM ? block.first() : block.next(tile);
       masked = block.has_hidden_scores(tile);
-      draw_kept(kept, block, tile, lane_key(), lane);
       await<1>(SCORES);
       make_weights(n + 1);
       wait_full(smem.dO_ring, n + 1);
@@ -311,6 +309,7 @@ struct NarrowConsumer : TracedConsumer {
     wgmma_registers(S_rmem);
     cap_scores<SOFTCAP && !SCORE>(fragment_view(S_rmem), p.softcap);
     if (masked) hide_scores_of_tile(block, S_rmem, tile, lane_key(), lane);
+    draw_kept(kept, block, tile, lane_key(), lane);
     if constexpr (IN_HALVES) exponentials_of<0, Br / 16>(n);
   }
   DEVICE void end_weights(u32 n) {
