@@ -144,29 +144,6 @@ def _gradient_reasons(kernel: Kernel, problem: Problem) -> Iterator[str]:
             yield "takes a soft cap with gradients of arrays only where the derivative with respect to the score is 1"
 
 
-def unproven(kernel: Kernel, problem: Problem) -> str | None:
-    """Why "auto" passes over a kernel that serves a problem, as a sentence without its subject: the combination was
-    executed on a CPU, but has not run on a GPU. None: it has."""
-    if problem.dropped:
-        return f"has not run on a GPU with dropout: pass algorithm={kernel.algorithm!r}"
-    if problem.lengths.in_cache and problem.score is not None and problem.operation == "forward":
-        return f"has not run on a GPU with a score function over a cache: pass algorithm={kernel.algorithm!r}"
-    return None
-
-
-def unproven_splits(kernel: Kernel, problem: Problem) -> str | None:
-    """As :func:`unproven`, of split keys: the caller names both the kernel and the number of splits."""
-    irregular = _IRREGULAR_MASKS.get(problem.mask.irregular_kind, problem.mask.irregular_kind)
-    other = irregular or next((_OPTIONS[option] for option in _options(problem)), None)
-    if problem.scales:
-        other = other or "e4m3"
-    if other is None:
-        return None
-    return (
-        f"{kernel.name} has not run on a GPU with split keys and {other}: pass algorithm={kernel.algorithm!r}"
-    )
-
-
 def _mask_reasons(kernel: Kernel, problem: Problem) -> Iterator[str]:
     """Every kernel serves band masks. Irregular masks go with the options of ``options_with_irregular_masks`` only."""
     mask, kind = problem.mask, problem.mask.irregular_kind

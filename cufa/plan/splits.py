@@ -28,7 +28,7 @@ from collections.abc import Iterable, Iterator
 from ..gpu.architectures import Device
 from ..kernels import Kernel, Split, TileConfig
 from ..kernels.config import SplitConfig
-from ..kernels.support import refusal, unproven_splits
+from ..kernels.support import refusal
 from ..problem.problem import Problem
 from ..schedule.order import ALIKE, ITEM_COST
 from ..schedule.schedule import Schedule, used_of
@@ -69,8 +69,6 @@ def with_splits(problem: Problem, device: Device, choice: Choice, request: Reque
             choice, reasons=(*choice.reasons, "num_splits=1 was asked for: keys are not split")
         )
     reason = refusal(spec, problem, split_keys=True)
-    if reason is None and named is None and (num_splits is None or request.algorithm == "auto"):
-        reason = unproven_splits(spec, problem)
     if request.config is not None and named is None and num_splits is not None:
         reason = (
             f"config={request.config} does not split keys; pass one of KERNELS[{spec.name!r}].split_configs"

@@ -226,10 +226,12 @@ def test_kernels_compute_what_the_function_says(operation, algorithm, name, opti
         assert_scores(x, exact)
 
 
-def assert_scores(found, exact, dtype="float16"):
-    """Within a few roundings to 11 bits (bfloat16: 8) of the largest value."""
+def assert_scores(found, exact, dtype="float16", cancelled=0.0):
+    """Within a few roundings to 11 bits (bfloat16: 8) of the largest value, and of ``cancelled``, the size of terms
+    whose sum may be 0."""
     share = 5e-2 if dtype == "bfloat16" else 6e-3
-    np.testing.assert_allclose(found.astype(np.float64), exact, atol=share * max(abs(exact).max(), 1e-3))
+    largest = max(abs(exact).max(), cancelled, 1e-3)
+    np.testing.assert_allclose(found.astype(np.float64), exact, atol=share * largest)
 
 
 SEEN = np.random.default_rng(6).random((2, 2, 300, 450)) < 0.4
@@ -312,8 +314,10 @@ def test_a_gpu_computes_what_the_function_says(cp, operation, algorithm, name, c
     given = dout, q, k, v, exact.astype(q.dtype), exact_lse.astype(np.float32), *begins
     found = backward(*map(cp.asarray, given), gradients=gradients, **there)
     expected = reference_backward(dout, q, k, v, *begins, gradients=gradients, **options)
-    for x, of in zip(found, expected, strict=True):
-        assert_scores(x.get(), of, dtype)
+    # An element may add up whole rows of dS, which cancel but for the rounding of O in O · dO, a tenth of the share.
+    rows = 0.1 * np.sqrt((dout * exact).sum(axis=-1).size) * abs((dout * exact).sum(axis=-1)).max()
+    for n, (x, of) in enumerate(zip(found, expected, strict=True)):
+        assert_scores(x.get(), of, dtype, cancelled=rows if n > 2 else 0.0)
 
 
 WRONG = [

@@ -179,12 +179,6 @@ def test_lengths_and_irregular_masks(backend, spec, listed):
         np.testing.assert_allclose(lse, exact_lse, atol=2e-3, rtol=2e-3)
 
 
-def test_auto_splits_no_keys_with_what_has_not_run_on_a_gpu():
-    q, k = (1, 4, 16, 64), (1, 1, 65536, 64)
-    assert cufa.plan(q, k, device="sm_90").num_splits > 1
-    assert cufa.plan(q, k, device="sm_90", sink=True).num_splits == 1
-
-
 @pytest.mark.sampled(fixed=2)
 @each("emulate", head_dim=[8, 40, 96, 128, 192, 256])
 def test_head_dims(backend, spec, head_dim):
