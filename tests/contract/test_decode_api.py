@@ -110,10 +110,10 @@ def test_new_tokens_may_be_none_at_all():
 
 def test_a_batch_of_none_may_be_appended_to():
     """NumPy gives empty arrays strides of 0."""
-    nobody, new = np.empty((0, 2, 40, 16), np.float32), np.empty((0, 2, 1, 16), np.float32)
+    empty, new = np.empty((0, 2, 40, 16), np.float32), np.empty((0, 2, 1, 16), np.float32)
     q, lengths = np.empty((0, 2, 1, 16), np.float32), np.empty(0, np.int32)
     options = {"cache_seqlens": lengths, "k_new": new, "v_new": new.copy(), "out": np.empty_like(q)}
-    assert cufa.flash_decode(q, nobody, nobody.copy(), **options) is options["out"]
+    assert cufa.flash_decode(q, empty, empty.copy(), **options) is options["out"]
 
 
 def test_dlpack_producers():

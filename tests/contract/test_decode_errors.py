@@ -166,7 +166,7 @@ def test_what_is_appended_has_a_slot_of_its_own(table, lengths, tokens, b, messa
     assert not any(cache.any() for cache in caches.values()), "nothing was appended"
 
 
-def test_sequences_may_share_full_pages_and_entries_that_nobody_uses():
+def test_sequences_may_share_full_pages_and_unused_entries():
     _call(**_caches(5, 2, 4, 16), **_NEW, block_table=[[0, 1, 2], [0, 3, 4]], cache_seqlens=[4, 4])
     _call(**_caches(5, 2, 4, 16), **_NEW, block_table=[[0, 1, 3], [2, 3, 1]], cache_seqlens=[7, 7])
     _call(**_caches(5, 2, 4, 16), block_table=[[0, 1, 2], [3, 1, 4]], cache_seqlens=[6, 6])

@@ -196,7 +196,7 @@ def test_decoding_without_any_room():
 
 
 @pytest.mark.parametrize(("batch", "heads"), [(0, 2), (2, 0)])
-def test_decoding_for_nobody(batch, heads):
+def test_decoding_without_sequences_or_heads(batch, heads):
     q, k, v = (np.ones((batch, heads, n, 8), np.float32) for n in (1, 30, 30))
     out, lse = cufa.flash_decode(q, k, v, sink=np.ones(heads), return_lse=True, device="cpu")
     assert (out.shape, lse.shape) == (q.shape, q.shape[:3])

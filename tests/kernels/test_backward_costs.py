@@ -74,7 +74,7 @@ def test_a_pair_adds_once_for_both_blocks():
     assert found.overlapped == found.shared_memory > found.products > found.additions
 
 
-def test_what_nobody_measured_is_no_bound():
+def test_a_cost_without_a_measurement_is_no_bound():
     assert additions.of_card("NVIDIA H20") is None
     plan = plan_of(256, device=dataclasses.replace(H200, name="Another GPU"))
     found = bounds.bounds_of(plan, LIMITS)

@@ -180,7 +180,7 @@ def test_a_trace_stands_beside_its_prediction(algorithm: str) -> None:
     ],
     ids=["window", "lengths"],
 )
-def test_a_trace_of_a_launch_that_nobody_has_recorded(link: dict[str, str]) -> None:
+def test_a_trace_of_a_launch_without_a_record(link: dict[str, str]) -> None:
     app = clicked(open_page("masked_work", **link), "masked.trace")
     assert not app.error, [e.value for e in app.error]
     said = words(seen(app.run(), "masked work, traced here"))

@@ -34,7 +34,7 @@ KERNEL planted_first(const __grid_constant__ PlantedParams p) {
 
 KERNEL planted_second(const __grid_constant__ PlantedParams p) {
   const u32 i = blockIdx.x * 64 + threadIdx.x, other = blockIdx.x * 64 + (threadIdx.x ^ 33);
-  st_global<u32>(p.out + i, i);  // of nobody else's
+  st_global<u32>(p.out + i, i);  // of this thread alone
   u32 early = 0;
   if (p.bug == LATE_AWAIT) early = ld_global<u32>(p.between + other);
   if (p.bug == STORES_EARLY) st_global<u32>(p.read + i, 0);

@@ -144,6 +144,6 @@ KERNEL probe_tma_store(const __grid_constant__ ProbeParams p, const __grid_const
       bulk_commit();
       bulk_wait_read();
     }
-    block_sync();  // nobody writes the buffer before it has been read
+    block_sync();  // no thread writes the buffer before all have read it
   }
 }

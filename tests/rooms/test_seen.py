@@ -1,6 +1,6 @@
 """The short cut of repeated calls: what makes two calls alike, and overlaps that only addresses show.
 
-Arrays here are CuPy's, over addresses that nobody reads: no GPU is needed.
+Arrays here are CuPy's, over addresses that are never read: no GPU is needed.
 """
 
 from __future__ import annotations

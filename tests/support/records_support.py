@@ -24,7 +24,7 @@ from cufa.plan.planner import make_plan
 
 FORWARD, DECODE = (kernels_of(name) for name in ("forward", "decode"))
 H200 = Device.typical("sm_90")
-#: What is shipped. Parsing it takes a tenth of a second, so it is done once per process; nobody changes it.
+#: What is shipped. Parsing it takes a tenth of a second, so it is done once per process; tests do not change it.
 SHIPPED = cards.load_all()
 LIMITS = Limits(1e10, {"float32": 1e11, "float64": 5e10}, 1e9)
 
