@@ -64,8 +64,9 @@ class Part:
 
 
 _IN_TURNS = (
-    "forward", "awkward", "chunks", "ladder", "versions", "float32", "fa1-blocks", "memory", "masks", "decode",
-    "splits", "backward", "backward-beside", "backward-ladder", "fp8", "fp8-speed",
+    "forward", "awkward", "chunks", "ladder", "versions", "float32", "fa1-blocks", "memory", "masks", "scores",
+    "widths", "decode", "splits", "backward", "backward-beside", "backward-widths", "backward-ladder", "fp8",
+    "fp8-speed",
 )  # fmt: skip
 #: Seconds that suffice for a time, but not for energy.
 _SHORT = 1.0

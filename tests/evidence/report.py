@@ -153,6 +153,9 @@ def _first_results(card: Card) -> Iterator[str]:
 _OPEN: dict[str, Build] = {
     "forward": tables.forward,
     "masks": tables.masks,
+    "scores": tables.masks,
+    "widths": tables.awkward,
+    "backward-widths": tables.awkward,
     "decode": tables.decode,
     "backward": tables.forward,
     "energy": tables.forward,
