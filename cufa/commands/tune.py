@@ -50,7 +50,8 @@ def tune_command(
     and every way to merge), for one shape on this GPU, and keep the fastest in the user's cache folder. The planner
     uses it for shapes of the same class: kernel, dtype, head dim, mask, and length and query rows rounded down to a
     power of two. Tiles other than the planned ones are kept if they are at least 2% faster in two measurements on
-    different inputs, and not slower at the card's power limit.
+    different inputs, and not slower at the card's power limit. Decoding with a maximum by bound is measured beside
+    them and never kept: only a call can ask for it (softmax_max="bound").
 
     Exit codes: 0 done; 1 no configuration gave a right result, or the file cannot be written; 2 wrong usage;
     3 no GPU.
@@ -72,7 +73,7 @@ def tune_command(
         limits = measure_limits(device)
         case = Case(problem, contenders)
         rows, skipped = run_case(case, device, limits, regime=regime, seconds=seconds)
-        right = [row for row in rows if row.is_number]
+        right = [row for row in rows if row.is_number and row.problem == problem]
         if not right:
             common.fail(common.Exit.FAILED, "no configuration gave a result")
         best = min(right, key=lambda row: row.seconds)

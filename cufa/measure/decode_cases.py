@@ -132,7 +132,8 @@ _TUNED = (1, 2, 3, 4, 8, 12, 16, 32, 64)
 
 
 def cuts(problem: Problem, device: Device) -> tuple[Contender, ...]:
-    """The planner's choice, then fixed splits with every config and merge, then shares."""
+    """The planner's choice, then fixed splits with every config and merge, then shares; last, a maximum by bound, which
+    only the caller of flash_decode can choose."""
     spec = make_plan(problem, device, "fixed").spec
     fitting = spec.fitting(spec.configs, problem.head_dim, device)
     rows = min(
@@ -146,7 +147,9 @@ def cuts(problem: Problem, device: Device) -> tuple[Contender, ...]:
         name = f"{config}{', in clusters' * in_cluster}"
         counts = [n for n in _TUNED if n <= (min(limit, MAX_CLUSTER) if in_cluster else limit)]
         found += [Contender("fixed", config, f"{name}, {n} splits", num_splits=n) for n in counts]
-    return (Contender(name=OURS), *found, Contender("balanced", name="shares"))
+    by_bound = dataclasses.replace(problem, softmax_max="bound")
+    others = (Contender("balanced", name="shares"), Contender(name="maximum by bound", problem=by_bound))
+    return (Contender(name=OURS), *found, *others)
 
 
 def steps(problem: Problem, device: Device | None) -> tuple[Contender, ...]:
