@@ -133,7 +133,7 @@ def _rounding(exact: np.ndarray, dtype: np.dtype) -> float:
 def _rounding_of_parts(case: Case, precision: str | None) -> list[float]:
     """What rounding LSE, scores and sums in float32 (float64 for float64; tf32 where that is asked for) may change: the
     unfused computation may be lucky, and needs no LSE. One part in 2^24 of all that is added up, its sign aside, and of
-    a weight as many as its score's terms and LSE are large, and 12 more: a GPU's exponential alone may err by 4."""
+    a weight as many as its score's terms and LSE are large."""
     group = case.q.shape[1] // case.k.shape[1]
     q, dout, out = (x.astype(np.float64) for x in (case.q, case.dout, case.out))
     k, v = (np.repeat(x, group, axis=1).astype(np.float64) for x in (case.k, case.v))
@@ -147,8 +147,7 @@ def _rounding_of_parts(case: Case, precision: str | None) -> list[float]:
     terms = scale * np.abs(q) @ np.abs(k).swapaxes(-1, -2)
     unit = 2.0**-53 if case.q.dtype == np.float64 else 2.0**-24
     products = TF32_EPSILON if precision == "tf32" else unit
-    largest = 12 + terms[there].max(initial=0)
-    parts = unit * np.abs(lse[np.isfinite(lse)]).max(initial=0) + products * largest
+    parts = unit * np.abs(lse[np.isfinite(lse)]).max(initial=0) + products * (4 + terms[there].max(initial=0))
     of_lse = 0 if case.dlse is None else np.abs(case.dlse[..., None])
     ds = np.abs(dout) @ np.abs(v).swapaxes(-1, -2) + np.abs(dout * out).sum(-1, keepdims=True) + of_lse
     ds = scale * p * ds

@@ -62,7 +62,7 @@ def head_dim_near(spec: Kernel, head_dim: int, options: str, deterministic: bool
 
 
 #: Rounding of a result of size 1, several times over.
-TOLERANCE = {"float16": 2.0**-8, "bfloat16": 2.0**-5, "float32": 2.0**-19}
+TOLERANCE = {"float16": 2.0**-8, "bfloat16": 2.0**-5, "float32": 2.0**-18}
 
 
 @dataclasses.dataclass(frozen=True)
