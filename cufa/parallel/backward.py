@@ -69,9 +69,10 @@ class Backward(Run):
                     total = stage.arrays[name].total()
             yield Result(name, heads, segments, total, like, like.dtype)
 
-    def keep(self, result: Result, segment: Segment, x: Any) -> None:
+    def keep(self, result: Result, segment: Segment, x: Any) -> bool:
         rows = segment.row, segment.row + segment.length
         self.sums[segment.rank, result.name].add(result.heads, rows, x)
+        return True
 
     def expect(self, result: Result, segment: Segment) -> tuple[Any, Any]:
         total, rows = self.sums[segment.rank, result.name], (segment.row, segment.row + segment.length)

@@ -11,7 +11,6 @@ from .group import Group, empty
 from .placement import Segment
 from .run import Parts, Result, Run, Stage, box_of, first_row, lse_dtype, on_device
 from .schedule import Schedule
-from .sums import add_up
 
 
 class Forward(Run):
@@ -75,12 +74,6 @@ class Forward(Run):
             like = next(iter(parts.values()))
             yield Result(name, work.heads, work.queries, self.held.get(rank, {}).get(name), like, like.dtype)
 
-    def _target(self, result: Result, segment: Segment) -> Any:
-        parts = self.out if result.name == "out" else self.lse
-        return box_of(parts[segment.rank], result.heads, segment)
-
-    def keep(self, result: Result, segment: Segment, x: Any) -> None:
-        add_up([x], self._target(result, segment))
-
     def expect(self, result: Result, segment: Segment) -> tuple[Any, None]:
-        return self._target(result, segment), None
+        parts = self.out if result.name == "out" else self.lse
+        return box_of(parts[segment.rank], result.heads, segment), None

@@ -136,9 +136,9 @@ class Run:
         """The arrays of a stage that hold tokens of other ranks."""
         raise NotImplementedError
 
-    def keep(self, result: Result, segment: Segment, x: Any) -> None:
-        """Stores the tokens of a result that the computing rank itself owns."""
-        raise NotImplementedError
+    def keep(self, result: Result, segment: Segment, x: Any) -> bool:
+        """Stores the tokens of a result that the computing rank itself owns. False: a copy is to do it."""
+        return False
 
     def expect(self, result: Result, segment: Segment) -> tuple[Any, Any]:
         """For the owner of a segment: where its tokens go, and a function to call on arrival, or None."""
@@ -150,11 +150,10 @@ class Run:
         for x in neighbours(result.segments):
             source = None if result.array is None else rows_of(result.array, (at, at + x.length))
             at += x.length
-            if x.rank == rank:
-                if rank in group.local:
-                    with group.on(rank):
-                        self.keep(result, x, source)
-                continue
+            if x.rank == rank and rank in group.local:
+                with group.on(rank):
+                    if self.keep(result, x, source):
+                        continue
             target = callback = None
             if x.rank in group.local:
                 with group.on(x.rank):
