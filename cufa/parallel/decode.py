@@ -177,6 +177,8 @@ def held_by(rank: int, capacities: list[int], interleave: int | None, length: An
     """How many of the first ``length`` positions a rank holds, int32. ``length``: an array; negative lengths: 0."""
     turn, before = (interleave or 0) * len(capacities), sum(capacities[:rank])
     if is_device_array(length):
+        if interleave is None and before == 0 and length.dtype == np.int32:
+            return length  # the kernel clamps a length to 0 and to the capacity
         return _holder()(
             length, before, capacities[rank], interleave or 0, max(turn, 1), rank * (interleave or 0)
         )
