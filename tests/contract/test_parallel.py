@@ -10,8 +10,9 @@ from support import assert_attention, make_inputs
 import cufa
 import cufa.parallel as par
 from cufa import masks
-from cufa.parallel import compute
+from cufa.parallel import compute, decode
 from cufa.problem.options import Options
+from cufa.run.emulate.calls import emulate_backward
 
 SEQLEN = 300
 RNG = np.random.default_rng(3)
@@ -207,6 +208,54 @@ def test_packed_sequences_wherever_they_begin(placement, scheme, causal):
     found = par.flash_attention_varlen_backward(cut(dout), *parts, out, lse, starts, **options)
     for x, y in zip(found, gradients, strict=True):
         np.testing.assert_allclose(whole(x), y, atol=1e-11)
+
+
+@pytest.mark.parametrize("scheme", ["zigzag", "allgather"])
+@pytest.mark.parametrize("executed", [False, pytest.param(True, marks=pytest.mark.emulate)])
+def test_the_error_of_gradients_does_not_grow_with_ranks(monkeypatch, scheme, executed):
+    """Shares of dk and dv travel in 16 bits and are added in float32: rounding a share costs what rounding a result
+    costs, however many shares there are."""
+    arrays = [
+        *make_inputs(1, 1, 1, 512, 512, 64, "bfloat16"),
+        make_inputs(1, 1, 1, 512, 512, 64, "bfloat16", seed=5)[0],
+    ]
+    wide = [x.astype(np.float64) for x in arrays]
+    out, lse = cufa.flash_attention(*wide[:3], causal=True, return_lse=True)
+    exact = cufa.flash_attention_backward(wide[3], *wide[:3], out, lse, causal=True)
+    arrays += out.astype(arrays[0].dtype), lse.astype(np.float32)
+    if executed:
+        monkeypatch.setattr(compute, "flash_attention_backward", executed_backward)
+    errors = {}
+    for ranks in (1, 2, 8, 16):
+        group = par.Group(virtual=ranks)
+        q, k, v, dout, o, stats = (par.distribute(x, group, "zigzag") for x in arrays)
+        found = par.flash_attention_backward(
+            dout, q, k, v, o, stats, group=group, placement="zigzag", scheme=scheme, causal=True
+        )
+        whole = [par.collect(x, group, "zigzag").astype(np.float64) for x in found]
+        errors[ranks] = [np.linalg.norm(x - y) / np.linalg.norm(y) for x, y in zip(whole, exact, strict=True)]
+    assert np.all(np.maximum(errors[8], errors[16])[1:] < 1.1 * np.array(errors[2])[1:]), errors
+    assert np.all(np.array(errors[16]) < (1.5 if executed else 1.9) * np.array(errors[1])), errors
+
+
+def executed_backward(*arrays, mask, dq, dk, dv, **_):
+    found = emulate_backward(
+        *map(np.ascontiguousarray, arrays), mask=mask, algorithm="fa2", arch="sm_80", trace=False
+    ).results
+    for into, x in zip((dq, dk, dv), found.values(), strict=True):
+        if into is not None:
+            into[...] = x
+    return tuple(found.values())
+
+
+def test_lengths_on_the_first_gpu_are_passed_on(monkeypatch):
+    """The decode kernel clamps lengths itself: the first rank launches nothing for them."""
+    monkeypatch.setattr(decode, "is_device_array", lambda x: True)
+    monkeypatch.setattr(decode, "_holder", lambda: lambda *numbers: "launched")
+    lengths = np.array([3, 9], np.int32)
+    assert decode.held_by(0, [4, 4], None, lengths) is lengths
+    for rank, interleave, x in ((1, None, lengths), (0, 2, lengths), (0, None, lengths.astype(np.int64))):
+        assert decode.held_by(rank, [4, 4], interleave, x) == "launched"
 
 
 @pytest.mark.parametrize("interleave", [None, 1, 4])
