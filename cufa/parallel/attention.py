@@ -35,8 +35,8 @@ def flash_attention(
     group : Group
     placement : "contiguous", "zigzag", "heads" or Placement
         Which tokens a part holds (:class:`Placement`). "heads": all tokens of some heads, in whole query groups.
-        "contiguous" parts may have any lengths. :meth:`Placement.documents` serves masks of documents. Keys have the
-        placement of queries.
+        "contiguous" parts may have any lengths. For masks of documents take :meth:`Placement.documents`: ranks hold
+        whole documents and do equal work. Keys have the placement of queries.
     scheme : "auto", "heads", "ulysses", "zigzag", "allgather" or "2d"
         "auto": the placement's own scheme for "heads", and for "zigzag" under full or causal masks; "zigzag" for
         documents placed by :meth:`Placement.documents`; else "ulysses" if the ranks divide the key/value heads, "2d" if
@@ -60,8 +60,8 @@ def flash_attention(
     -------
     out, or (out, lse)
         Local parts. With "heads" and "ulysses" the same bits as one GPU, if the planner takes the same tiles for a
-        rank's heads. With "zigzag" within float32 rounding, before the last rounding to q's dtype. Repeated calls give
-        the same bits.
+        rank's heads. With "zigzag" within float32 rounding, before the last rounding to q's dtype (gradients: see
+        :func:`flash_attention_backward`). Repeated calls give the same bits.
 
     Raises
     ------
@@ -97,7 +97,7 @@ def flash_attention_backward(
 
     ``dout``, ``out``, ``lse`` and ``dlse`` are local parts, as the forward returns them; the other arguments and errors
     are as for :func:`flash_attention`. A kernel rounds its share of a gradient to q's dtype. Shares travel in this
-    dtype, and are added in float32, in a fixed order.
+    dtype, and are added in float32, in a fixed order: the error does not grow with the number of ranks.
     """
     given = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse, "dlse": dlse}
     call = Arguments.read(group, given, placement, scheme, layout, alibi_slopes, sink)
