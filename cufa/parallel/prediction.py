@@ -24,7 +24,7 @@ LINKS = {"nvlink4": (397e9, 6e-6), "pcie5": (50e9, 10e-6), "infiniband400": (48e
 
 _SLOWER = {False: 1.08, True: 1.06}
 """By whether it is a backward: time of a rank's kernels, if keys or queries travel to the rank, over the time of one
-call. So six of seven cases on two H100s (NOTES.md) are predicted within 10%."""
+call. So all cases in NOTES.md but one on two H100s and one on two H200s are predicted within 10%."""
 
 _LAUNCH_S = 8e-6
 """Added for each kernel call: its launch, first loads and last blocks."""
