@@ -67,23 +67,18 @@ def merge_attention_states(
     out_a, lse_a, out_b, lse_b = given.values()
     if layout == "bshd":
         lse_a, lse_b = lse_a.swapaxes(1, 2), lse_b.swapaxes(1, 2)
-    out, lse = merge_parts(out_a[None], lse_a[None], out_b, lse_b)
+    merge = _merge_on_gpu if is_device_array(out_a) else _merge_on_cpu
+    out, lse = merge(out_a, lse_a, out_b, lse_b)
     return out, lse.swapaxes(1, 2) if layout == "bshd" else lse
 
 
-def merge_parts(outs: Any, lses: Any, out_b: Any, lse_b: Any) -> tuple[Any, Any]:
-    """The partial results of ``outs`` and ``lses``, one per index of their first axis, merged with one more in this
-    order: computed in float32 or float64, rounded once."""
-    merge = _merge_on_gpu if is_device_array(outs) else _merge_on_cpu
-    return merge(outs, lses, out_b, lse_b)
-
-
 @np.errstate(all="ignore")
-def _merge_on_cpu(outs: Any, lses: Any, out_b: Any, lse_b: Any) -> tuple[Any, Any]:
-    wide = _compute_dtype(outs, lses)
-    pairs = (outs, out_b), (lses, lse_b)
-    out, lse = combine(*(np.concatenate([x.astype(wide), y.astype(wide)[None]]) for x, y in pairs))
-    return out.astype(outs.dtype), lse.astype(lses.dtype)
+def _merge_on_cpu(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> tuple[Any, Any]:
+    wide = _compute_dtype(out_a, lse_a)
+    out, lse = combine(
+        np.stack([out_a.astype(wide), out_b.astype(wide)]), np.stack([lse_a.astype(wide), lse_b.astype(wide)])
+    )
+    return out.astype(out_a.dtype), lse.astype(lse_a.dtype)
 
 
 def _compute_dtype(out: Any, lse: Any) -> Any:
@@ -119,44 +114,36 @@ def _check(given: dict[str, Any], layout: str) -> None:
 
 # --- On a GPU: one pass over each result, whatever the strides ---------------------------------------------
 
-_SUMS = """
-W m = b_lse;
-for (int j = 0; j < parts; ++j) m = max(m, W((&a_lse)[j * lse_step]));
+_WEIGHTS = """
+const W m = a_lse > b_lse ? a_lse : b_lse;
 const W shift = isinf(m) && m < 0 ? W(0) : m;
-W l = 0, sum = 0;
-for (int j = 0; j <= parts; ++j) {
-  const W w = exp(W(j < parts ? (&a_lse)[j * lse_step] : b_lse) - shift);
-  l += w;
-  %s
-}
+const W w_a = exp(W(a_lse) - shift), w_b = exp(W(b_lse) - shift), l = w_a + w_b;
 """
-_ADD = "sum += w == 0 ? W(0) : w * W(j < parts ? (&a)[j * step] : b);"
+_OUT = """
+const W of_a = w_a == 0 ? W(0) : w_a * W(a), of_b = w_b == 0 ? W(0) : w_b * W(b);
+out = T((of_a + of_b) / (l == 0 ? W(1) : l));
+"""
 
 
 @functools.cache
 def _kernels(wide: str) -> tuple[Any, Any]:
-    """Kernels for out and for lse. An argument of CuPy's kernels is a reference to its element: part j of ``a`` lies j
-    steps after it."""
     import cupy
 
     types = f"typedef {wide} W;\n"
-    lses = "L a_lse, L b_lse, int32 parts, int64 lse_step"
     return (
         cupy.ElementwiseKernel(
-            f"T a, T b, int64 step, {lses}", "T out", _SUMS % _ADD + "out = T(sum / (l == 0 ? W(1) : l));",
-            "cufa_merge_out", preamble=types,
+            "T a, L a_lse, T b, L b_lse", "T out", _WEIGHTS + _OUT, "cufa_merge_out", preamble=types
         ),
         cupy.ElementwiseKernel(
-            lses, "L lse", _SUMS % "" + "lse = shift + log(l);", "cufa_merge_lse", preamble=types
+            "L a_lse, L b_lse", "L lse", _WEIGHTS + "lse = shift + log(l);", "cufa_merge_lse", preamble=types
         ),
-    )  # fmt: skip
+    )
 
 
-def _merge_on_gpu(outs: Any, lses: Any, out_b: Any, lse_b: Any) -> tuple[Any, Any]:
+def _merge_on_gpu(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> tuple[Any, Any]:
     import cupy
 
-    merge_out, merge_lse = _kernels("double" if _compute_dtype(outs, lses) is np.float64 else "float")
-    with cupy.cuda.Device(outs.data.device_id):
-        step, count = outs.strides[0] // outs.itemsize, (len(lses), lses.strides[0] // lses.itemsize)
-        out = merge_out(outs[0], out_b, step, lses[0][..., None], lse_b[..., None], *count)
-        return out, merge_lse(lses[0], lse_b, *count)
+    merge_out, merge_lse = _kernels("double" if _compute_dtype(out_a, lse_a) is np.float64 else "float")
+    with cupy.cuda.Device(out_a.data.device_id):
+        out = merge_out(out_a, lse_a[..., None], out_b, lse_b[..., None])
+        return out, merge_lse(lse_a, lse_b)

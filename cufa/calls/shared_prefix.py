@@ -3,7 +3,7 @@ once.
 
 The queries of all sequences that share a prefix are the rows of one product over its pages (cascade attention); each
 sequence's own keys are decoded as without a prefix, and both are merged by their log-sum-exp. More than 64 rows fill
-the tiles of :func:`cufa.flash_attention`: the prefix is cut into pieces, sequences that take the same queries.
+the tiles of :func:`cufa.flash_attention`, which splits the prefix's keys.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..problem.checks import as_array, is_device_array, module_of
 from . import arrays
 from .dispatch import cuda_module
 from .forward import flash_attention
-from .merge import merge_parts
+from .merge import merge_attention_states
 from .shapes import LAYOUTS, check_layout
 
 #: Options of the call over a prefix: options that change scores, and options that say how an e4m3 cache is read.
@@ -28,7 +28,7 @@ _REFUSED = ("window", "mask", "alibi_slopes", "softmax_max", "key_norms", "score
 _FEW_ROWS = 64
 """Rows of a key/value head that one tile of flash_decode holds: with them it reads a prefix at memory speed."""
 _TILE = 128
-"""Rows and keys of a tile of flash_attention, as far as the number of pieces is concerned."""
+"""Rows and keys of a tile of flash_attention, as far as the number of splits is concerned."""
 
 
 def decode(
@@ -50,8 +50,8 @@ def decode(
             own = np.flatnonzero(numbers == number)
             adjacent = own[-1] - own[0] + 1 == len(own)
             members: Any = slice(own[0], own[-1] + 1) if adjacent else xp.asarray(own)
-            parts = _over_prefix(flash_decode, bits[members], q.dtype, caches, pages[number], options)
-            merged, lse[members] = merge_parts(*parts, tail[members].view(q.dtype), lse[members])
+            state = _over_prefix(flash_decode, bits[members], q.dtype, caches, pages[number], options)
+            merged, lse[members] = merge_attention_states(*state, tail[members].view(q.dtype), lse[members])
             tail[members] = _bits(merged)
     return (result, result_lse) if return_lse else result
 
@@ -60,45 +60,29 @@ def _over_prefix(
     flash_decode: Callable[..., Any], bits: Any, dtype: Any, caches: Sequence[Any], pages: Any,
     options: Mapping[str, Any],
 ) -> tuple[Any, Any]:  # fmt: skip
-    """(out, lse) of each piece of a prefix, (pieces, n, kv_heads, group, tokens, head_dim), for the queries ``bits``,
-    (n, kv_heads, group, tokens, head_dim)."""
+    """(out, lse) over a prefix, (n, kv_heads, group, tokens, head_dim), for the queries ``bits`` of this shape."""
     xp, rows = module_of(bits), bits.swapaxes(0, 1)  # all rows of a key/value head together
     kv_heads, count, d = len(rows), rows[0, ..., 0].size, rows.shape[-1]
-    given = {name: options[name] for name in _PREFIX_OPTIONS} | {"return_lse": True}
+    given = {name: options[name] for name in _PREFIX_OPTIONS}
     in_tiles = caches[0].dtype == caches[1].dtype == dtype and caches[0].shape == caches[1].shape
     if in_tiles and count > _FEW_ROWS and arrays.alignment(*caches) == 16:
-        attend, shape = flash_attention, (kv_heads, count, d)
-        items = kv_heads * -(-count // _TILE)
-        given["block_table"], given["cache_seqlens"] = _pieces(pages, caches[0].shape[2], items, bits)
+        attend, shape = flash_attention, (1, kv_heads, count, d)
+        sms = cuda_module().device(bits.data.device_id).num_sms if is_device_array(bits) else 1
+        tiles = -(-len(pages) * caches[0].shape[2] // _TILE)
+        given["num_splits"] = _num_splits(tiles, kv_heads * -(-count // _TILE), sms)
     else:  # rows as query heads with one token
-        attend, shape = flash_decode, (kv_heads * count, 1, d)
-        given |= {name: options[name] for name in _CACHE_OPTIONS} | {"block_table": pages.reshape(1, -1)}
-    pieces = len(given["block_table"])
-    q = xp.ascontiguousarray(xp.broadcast_to(rows, (pieces, *rows.shape))).reshape(pieces, *shape).view(dtype)
-    out, lse = attend(q, *caches, **given)
-    return tuple(x.reshape(pieces, *rows.shape[:-1], *x.shape[3:]).swapaxes(1, 2) for x in (out, lse))
-
-
-def _pieces(pages: Any, page_size: int, items: int, q: Any) -> tuple[Any, Any]:
-    """Block table and lengths (None: full pages) of the pieces of a prefix, as many as all SMs of q's GPU need for
-    ``items`` query blocks each. On a CPU one."""
-    sms = cuda_module().device(q.data.device_id).num_sms if is_device_array(q) else 1
-    total = len(pages)
-    each = -(-total // _num_pieces(-(-total * page_size // _TILE), items, sms, total))
-    pieces = -(-total // each)
-    if pieces * each == total:
-        return pages.reshape(pieces, each), None
-    xp = module_of(pages)
-    table, lengths = xp.zeros(pieces * each, pages.dtype), xp.full(pieces, each * page_size, np.int32)
-    table[:total], lengths[-1] = pages, (total - (pieces - 1) * each) * page_size
-    return table.reshape(pieces, each), lengths
+        attend, shape = flash_decode, (1, kv_heads * count, 1, d)
+        given |= {name: options[name] for name in _CACHE_OPTIONS}
+    q = xp.ascontiguousarray(rows).reshape(shape).view(dtype)
+    state = attend(q, *caches, block_table=pages.reshape(1, -1), return_lse=True, **given)
+    return tuple(x.reshape(*rows.shape[:-1], *x.shape[3:]).swapaxes(0, 1) for x in state)
 
 
 @functools.lru_cache
-def _num_pieces(tiles: int, items: int, sms: int, most: int) -> int:
-    """Waves of blocks, each with its tiles and the time of one more; merging 32 pieces takes about a tile's time."""
-    counts = range(1, min(tiles, most) + 1)
-    return min(counts, key=lambda n: -(-items * n // sms) * (-(-tiles // n) + 1) + n / 32)
+def _num_splits(tiles: int, items: int, sms: int) -> int:
+    """The splits that make ``items`` query blocks, each of ``tiles`` tiles of keys, take the least time: waves of
+    blocks, each with its tiles and the time of one more; merging 32 splits takes about a tile's time."""
+    return min(range(1, tiles + 1), key=lambda n: -(-items * n // sms) * (-(-tiles // n) + 1) + n / 32)
 
 
 def _checked(
