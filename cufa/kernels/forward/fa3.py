@@ -89,7 +89,7 @@ _SLOWNESS = {
 _CONFIGS = tuple(x for x in _SLOWNESS if x.max_v_dim == MAX_HEAD_DIM)
 
 
-_MEASURED_ROUNDS = range(104, 129)
+_MEASURED_ROUNDS = {64, *range(104, 129)}
 """Head dims at which calls of more than 64 causal queries over many keys were measured in rounds (NOTES.md)."""
 
 
