@@ -11,7 +11,7 @@ struct ItemDescriptor {
   i32 k_block, kv_head, batch;
   i32 count;                   // query tiles to visit, over all heads of the query group
   i32 first, end;              // query tiles of each head; IRREGULAR: positions in the list
-  i32 clear_first, clear_end;  // the clear tiles of each head
+  i32 clear_first, clear_end;  // the clear tiles of each head; LISTED_TICKETS: the end of the part of the list that comes first
   u32 index;                   // among the items of the launch
   i32 total;                   // query tiles of a head
   u32 workspace_tile;          // index in the workspace of the sequence's first tile
@@ -73,7 +73,14 @@ struct KeyBlock {
   }
 
   DEVICE QueryTile first() const { return {kv_head() * query_group_size(), ITEM_FIELD(first)}; }
-  DEVICE QueryTile next(QueryTile tile) const { return tile.next({0, ITEM_FIELD(first), ITEM_FIELD(end), 0, 0}); }
+  DEVICE QueryTile next(QueryTile tile) const {
+    if constexpr (!LISTED_TICKETS) return tile.next({0, ITEM_FIELD(first), ITEM_FIELD(end), 0, 0});
+    // The diagonal's tiles of all heads come first (list_tiles()), then all other tiles, head after head.
+    const int diagonal_end = ITEM_FIELD(clear_first), first_head = kv_head() * query_group_size();
+    const bool on_diagonal = tile.q_tile < diagonal_end;
+    const QueryTile next = tile.next({0, on_diagonal ? 0 : diagonal_end, on_diagonal ? diagonal_end : ITEM_FIELD(end), 0, 0});
+    return next.head < first_head + query_group_size() ? next : QueryTile{first_head, diagonal_end};
+  }
   DEVICE WalkedTile listed(int position) const {
     return {int(ld_shared_u32(descriptor_smem + (SharedMemory::LIST - SharedMemory::ITEMS) + 4 * position))};
   }
@@ -132,6 +139,9 @@ struct NewItem {
     }
     descriptor.count = i32(u32(p.heads / p.kv_heads) * count);
     descriptor.first = descriptor.clear_first = descriptor.clear_end = 0;
+    // A key block at the start of a document has the last rows of the document before, too, whose short key blocks wait for its
+    // additions in every head. It would make them as slow as its own document's tiles, if these came in between.
+    if constexpr (LISTED_TICKETS) descriptor.clear_first = min(i32(count), Bc / Br);
     descriptor.end = i32(count);
   }
 };
