@@ -64,7 +64,7 @@ DEVICE TileRange visited_queries(const HeadMask& mask, int k_block) {
 }
 
 // A query tile of one query head. A key block visits the tiles of a head from first to last (causal: from the diagonal on), then
-// the tiles of the next head of the query group.
+// the tiles of the next head of the query group. LISTED_TICKETS on Hopper: see KeyBlock::next() of fa3_common/block.cuh.
 struct QueryTile {
   int head, q_tile;
 
