@@ -379,7 +379,8 @@ IRREGULAR = {
 
 def assert_same_bits(spec, case, **how):
     """Whatever order warps run in, whenever copies land; where asked for, however many blocks run at once."""
-    for ordered in BOTH:  # under irregular masks, dK and dV of the two have different bits: tiles are visited in other orders
+    # Under irregular masks, dK and dV of a fixed order have other bits than of any order: tiles are visited in another order.
+    for ordered in BOTH:
         first, second = (
             check(EMULATE, spec, exact(spec), case, execution=execution, deterministic=ordered, **how)
             for execution in (
