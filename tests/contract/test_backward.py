@@ -379,7 +379,7 @@ IRREGULAR = {
 
 def assert_same_bits(spec, case, **how):
     """Whatever order warps run in, whenever copies land; where asked for, however many blocks run at once."""
-    # Under irregular masks, dK and dV of a fixed order have other bits than of any order: tiles are visited in another order.
+    # Under irregular masks a fixed order visits tiles differently: dK and dV have other bits than in any order.
     for ordered in BOTH:
         first, second = (
             check(EMULATE, spec, exact(spec), case, execution=execution, deterministic=ordered, **how)
