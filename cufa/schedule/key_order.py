@@ -99,16 +99,16 @@ def has_listed_tickets(problem: Problem) -> bool:
 def listed_batches(problem: Problem, key_blocks: int) -> HeadBatches:
     """The head batches where tickets are listed. ``key_blocks``: of a head.
 
-    As in :func:`deterministic_batch`, but of a head count the rows that key blocks in flight see: at most twice as many
-    as see a key on average (causal documents). The last batch has at least ``_LAST_ITEMS`` key blocks: a batch ends
-    with long key blocks, beside which few others would be left.
+    Of :func:`deterministic_batch` heads. If a key is seen by less than a quarter of the rows (several documents), the
+    last batch has at least ``_LAST_ITEMS`` key blocks: few blocks run beside the long ones at the end of a batch. With
+    more rows, dQ of a large batch would leave the L2 cache.
     """
-    heads, rows = problem.batch * problem.kv_heads, max(problem.seqlen_q, 1)
-    seen = problem.all_visible_scores / max(problem.batch * problem.heads * problem.seqlen_k, 1)
-    head_bytes = _bytes_of_queries(problem) * min(1.0, 2 * seen / rows)
-    size = min(heads, int(L2_SHARE / max(head_bytes, 1.0)))
-    last = min(heads, -(-_LAST_ITEMS // max(key_blocks, 1)))
-    return HeadBatches(max(size, 1), (heads - last) // max(size, 1), 0, 0)
+    heads, size = problem.batch * problem.kv_heads, deterministic_batch(problem)
+    narrow = (
+        4 * problem.all_visible_scores < problem.batch * problem.heads * problem.seqlen_q * problem.seqlen_k
+    )
+    last = min(heads, -(-_LAST_ITEMS // max(key_blocks, 1))) if narrow else 1
+    return HeadBatches(size, (heads - last) // size, 0, 0)
 
 
 def has_small_head_batches(problem: Problem, device: Device) -> bool:

@@ -470,17 +470,18 @@ def test_head_batches_are_taken_in_the_order_written_down(monkeypatch, spec, con
 
 
 @pytest.mark.emulate
+@pytest.mark.parametrize("narrow", BOTH)
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
-def test_head_batches_of_listed_tickets_are_taken_in_the_order_written_down(monkeypatch, spec):
-    """Batches of three heads and of one, each from the last key block to the first."""
-    monkeypatch.setattr(key_order, "_bytes_of_queries", lambda problem: key_order.L2_SHARE // 3)
-    monkeypatch.setattr(key_order, "_LAST_ITEMS", 1)
-    mask = np.random.default_rng(3).random((100, 300)) < 0.8
+def test_head_batches_of_listed_tickets_are_taken_in_the_order_written_down(monkeypatch, spec, narrow):
+    """From right to left. Under a narrow mask the last batch has enough key blocks: here those of all heads."""
+    monkeypatch.setattr(key_order, "_bytes_of_queries", lambda problem: key_order.L2_SHARE)
+    mask = np.random.default_rng(3).random((100, 300)) < (0.1 if narrow else 0.8)
     case = make_case(2, 4, 2, 100, 300, near(spec, 64), spec.dtypes[-1], mask=mask)
     done = check(EMULATE, spec, exact(spec), case, execution=ALONE, deterministic=True)
     assert_in_order(done)
     blocks = done.plan.schedule.num_kv_blocks
-    assert done.plan.order.head.tolist() == [0, 1, 2] * blocks + [3] * blocks
+    expected = [0, 1, 2, 3] * blocks if narrow else [head for head in range(4) for _ in range(blocks)]
+    assert done.plan.order.head.tolist() == expected
     assert done.plan.order.q_block[[0, -1]].tolist() == [blocks - 1, 0]
 
 

@@ -154,8 +154,9 @@ def test_backward(mask, algorithm, head_dim):
     } <= set(phases)
 
 
-def test_a_fixed_order_under_an_irregular_mask_begins_with_the_diagonal_of_all_heads():
-    """Of tiles of 64 queries, a block of 128 keys visits its first two of both heads before any other tile."""
+def test_a_fixed_order_begins_with_the_rows_of_the_document_before():
+    """Where a document begins in a block of 128 keys, the block visits its first two tiles of 64 queries of both heads,
+    then all other tiles."""
     mask = masks.documents([140, 260])
     case = make_backward_case(1, 4, 2, 400, 400, 128, mask=mask)
     run = emulate_backward(
@@ -164,15 +165,10 @@ def test_a_fixed_order_under_an_irregular_mask_begins_with_the_diagonal_of_all_h
     assert not run.findings, "\n".join(map(str, run.findings))
     assert run.inside is not None
     of_items = visited(assert_sound(run.inside))
-    seen = {0: [0, 1, 2], 1: [2, 3, 4, 5, 6], 2: [4, 5, 6], 3: [6]}  # query tiles, by key block
+    parts = {0: [[0, 1, 2]], 1: [[2, 3], [4, 5, 6]], 2: [[4, 5, 6]], 3: [[6]]}  # query tiles, by key block
     for item, record in enumerate(run.inside.items):
-        tiles = seen[int(record["q_block"])]
-        wanted = [
-            (2 * int(record["head"]) + head) << 12 | tile
-            for part in (tiles[:2], tiles[2:])
-            for head in (0, 1)
-            for tile in part
-        ]
+        heads = 2 * int(record["head"]), 2 * int(record["head"]) + 1
+        wanted = [head << 12 | x for part in parts[int(record["q_block"])] for head in heads for x in part]
         for found in of_items[item].values():
             assert list(found) == wanted
 
