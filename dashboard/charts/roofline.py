@@ -70,8 +70,10 @@ def roofline(
         name = f"{product} products: {top / 1e12:,.0f} TFLOP/s"
         line([top / memory, high], top, name, ("solid", "dashdot")[number % 2], palette.text)
     highest = roof
-    ceilings = {(r.problem.head_dim, exponential_ceiling(limits, r.problem)) for r in rows}
-    for number, (head_dim, top) in enumerate(sorted(ceilings)):
+    ceilings = {
+        (r.problem.head_dim, r.problem.dims_text, exponential_ceiling(limits, r.problem)) for r in rows
+    }
+    for number, (_, head_dim, top) in enumerate(sorted(ceilings)):
         if top <= _FAR_AWAY * roof:
             highest = max(highest, top)
             name = f"exponentials at head dim {head_dim}: {top / 1e12:,.0f} TFLOP/s"

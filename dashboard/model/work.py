@@ -45,15 +45,18 @@ def work(problem: Problem, schedule: Schedule) -> Work:
 
 
 def flops_per_score(problem: Problem) -> int:
-    """Forward 4 · head_dim, backward 10 · head_dim."""
+    """Forward 4 · head_dim, of which 2 are v's; backward 10 · head_dim, of which 4 are v's."""
     one = Problem(1, 1, 1, 1, 1, problem.head_dim, problem.dtype, FULL, operation=problem.operation)
-    return one.flops
+    return dataclasses.replace(one, v_head_dim=problem.v_head_dim).flops
 
 
 def flop_words(problems: Iterable[Problem]) -> str:
     """How the FLOP of these problems are counted."""
-    counted = sorted({flops_per_score(p) // p.head_dim for p in problems})
-    return f"FLOP are {' or '.join(map(str, counted))} · head dim per visible score"
+    found = [*problems]
+    equal = (dataclasses.replace(p, v_head_dim=None) for p in found)
+    counted = sorted({flops_per_score(p) // p.head_dim for p in equal})
+    of_values = ", 2 of 4 and 4 of 10 with v's" if any(p.v_dim != p.head_dim for p in found) else ""
+    return f"FLOP are {' or '.join(map(str, counted))} · head dim per visible score{of_values}"
 
 
 def class_counts(schedule: Schedule) -> dict[Tile, int]:

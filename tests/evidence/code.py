@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from cufa.build.compiler import trace_constants, translation_unit
+from cufa.build.score_text import score_text
 from cufa.build.static_compile import CompileError, CompileReport, compile_text, nvrtc_version
 from cufa.gpu.architectures import Architecture, find_architecture
 from cufa.kernels import KERNELS
@@ -47,7 +48,8 @@ def build_of(kernel: str, problem: Problem, config: Any, arch: str, trace: dict[
         spec = KERNELS[kernel]
         tiles = spec.read_config(config) if isinstance(config, dict) else config
         constants = {**spec.constants(problem, tiles), **trace_constants(**{"trace": False, **trace})}
-        return Build(translation_unit(spec.source_of(tiles), constants), find_architecture(arch))
+        score = score_text(problem, spec.folds_score_scale)
+        return Build(translation_unit(spec.source_of(tiles), constants, score), find_architecture(arch))
     except (KeyError, TypeError, ValueError):
         return None
 

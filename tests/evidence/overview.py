@@ -43,6 +43,14 @@ def _of(operation: str, kind: str) -> Callable[[Problem], bool]:
     return lambda problem: (problem.operation, problem.mask_kind) == (operation, kind)
 
 
+def _is(operation: str) -> Callable[[Problem], bool]:
+    return lambda problem: problem.operation == operation
+
+
+def _mla(problem: Problem) -> bool:
+    return (problem.head_dim, problem.v_dim) == (192, 128)
+
+
 _ROWS = (
     _Row("FA3, 1k to 16k", "cuDNN", "forward", "fa3", "torch cudnn", in_readme=True),
     _Row("FA3, short, ragged and uneven shapes", "cuDNN", "awkward", "fa3", "torch cudnn"),
@@ -56,6 +64,12 @@ _ROWS = (
     _Row("causal documents in columns", "", "masks", wanted=_of("forward", "columns")),
     _Row("their backward", "", "masks", wanted=_of("backward", "columns")),
     _Row(f"softcap 30, {CAUSAL}", "", "masks", wanted=lambda p: p.softcap is not None),
+    _Row("masks", "FlexAttention on FA4", "masks", "fa3", "flex flash", _is("forward"), in_readme=True),
+    _Row("their backward", "FlexAttention on FA4", "masks", "fa3", "flex flash", _is("backward")),
+    _Row("score functions", "FlexAttention on FA4", "scores", "fa3", "flex flash", _is("forward")),
+    _Row("their backward", "FlexAttention on FA4", "scores", "fa3", "flex flash", _is("backward")),
+    _Row("keys of 192, values of 128 columns", "", "widths", wanted=_mla),
+    _Row("their backward", "", "backward-widths", wanted=_mla),
     _Row("FA3's backward, 1k to 16k", "cuDNN", "backward", "fa3", "torch cudnn"),
     _Row("FA3's backward, 1k to 16k", "PyTorch's FA2", "backward", "fa3", "torch flash"),
     _Row("FA3's backward, 1k to 16k", "FlashAttention-4", "backward", "fa3", "fa4", in_readme=True),

@@ -67,10 +67,6 @@ def _shape(p: Problem) -> str:
     return f"{p.batch} × {p.heads_text} × {lengths}"
 
 
-def _widths(p: Problem) -> str:
-    return str(p.head_dim) if p.v_dim == p.head_dim else f"{p.head_dim}/{p.v_dim}"
-
-
 def _mask(p: Problem) -> str:
     return p.scores_text + (" tf32" if p.precision == "tf32" else "")
 
@@ -83,7 +79,7 @@ def forward(rows: list[Measured]) -> Lines:
 
 
 def awkward(rows: list[Measured]) -> Lines:
-    return _against_peers(rows, ["batch × heads × seq", "head dim"], lambda p: [_shape(p), _widths(p)])
+    return _against_peers(rows, ["batch × heads × seq", "head dim"], lambda p: [_shape(p), p.dims_text])
 
 
 def _held_against(rows: list[Measured]) -> list[tuple[str, str]]:
@@ -109,7 +105,7 @@ def sustained(alone: list[Measured], in_turns: list[Measured]) -> Lines:
     beside = {_first(x).group[2]: x for x in by_case(in_turns)}
     for found in by_case(alone):
         one, p = _first(found), _first(found).problem
-        cells = [one.case or f"{_shape(p)}, d{_widths(p)}, {_mask(p)}", *_cells(found, labels, _load)]
+        cells = [one.case or f"{_shape(p)}, d{p.dims_text}, {_mask(p)}", *_cells(found, labels, _load)]
         for ours, peer in pairs:
             # If one of the times is host-bound, the ratio would not compare kernels.
             host = any(found[x].host_bound for x in (peer, ours) if x in found)

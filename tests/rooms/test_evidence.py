@@ -73,6 +73,13 @@ def test_tiles_that_a_kernel_does_not_have_are_no_build():
     assert code.digest_of(None) == ""
 
 
+def test_the_build_of_a_row_contains_its_score_function():
+    rows = (row for card in SHIPPED.values() for row in card.rows if row.is_ours and row.problem.score)
+    row = next(rows)
+    build = code.build_of(row.json["kernel"], row.problem, row.json["config"], "sm_90", {})
+    assert build is not None and "DEVICE float slope(" in build.unit and row.json["code"]
+
+
 def test_readme_shows_the_measurements():
     text = README.read_text(encoding="utf-8")
     assert report.update(text, SHIPPED) == text, "run `make readme`"
