@@ -15,7 +15,8 @@ DEVICE WorkItem parked_item(u32 smem) {
 template <typename Params>
 DEVICE TileClass class_of_key_tile(const Params& p, const WorkItem& item, int tile) {
   const int top = item.q_block * BLOCK_Q, left = tile * BLOCK_KV, right = left + BLOCK_KV, group = p.heads / p.kv_heads;
-  const IrregularMask<MASK_KIND, Params> mask(p, item.batch, item.head / group, item.head % group);
-  const TileClass is = mask.classify(top, min(top + BLOCK_Q, p.seqlen_q), left, min(right, p.seqlen_k), tile);
-  return {is.some || !SKIP_MASKED_TILES, is.some && is.every && right <= p.seqlen_k};
+  const auto mask = irregular_mask(p, item.batch, item.head / group, item.head % group);
+  const int rows = rows_of(p, item.batch), keys = keys_of(p, item.batch);
+  const TileClass is = mask.classify(top, min(top + BLOCK_Q, rows), left, min(right, keys), tile);
+  return {is.some || !SKIP_MASKED_TILES, is.some && is.every && right <= keys};
 }

@@ -10,7 +10,7 @@ template <int RUNS_AT_ONCE = 2, bool ASK_FIRST = false, MaskKind KIND, typename 
 DEVICE void hide_scores(View S, const IrregularMask<KIND, Params>& mask, int row, int first_key, int lane_column) {
   const int key = first_key + lane_column;
   if constexpr (IrregularMask<KIND, Params>::BITS) {
-    hide_by_bits(S, mask.workspace.runs, (mask.keys + 31) / 32, row, mask.rows, key);
+    hide_by_bits(S, mask.workspace.runs, mask.words_of_line(), row, mask.rows, key, mask.keys);
     return;
   }
 #pragma unroll
@@ -40,7 +40,8 @@ DEVICE void hide_scores(View S, const IrregularMask<KIND, Params>& mask, int row
 #pragma unroll
     for (int n = 0; n < View::TILES; ++n) {
       const vec4 two = ld_global<vec4>(runs + n * 8 * MaskWorkspace<Params, 1>::RUN_BYTES);  // runs of two neighbouring keys
-      const u32 lo[2] = {two.x, two.z}, length[2] = {two.y, two.w};
+      u32 lo[2] = {two.x, two.z}, length[2] = {two.y, two.w};
+      if constexpr (LENGTHS_KIND != DENSE) lo[0] -= u32(mask.run_offset), lo[1] -= u32(mask.run_offset);
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const u32 past = u32(row) - lo[e];

@@ -5,7 +5,7 @@
 // CLASS_ROWS rows and BLOCK_KV keys. Bit n of a word is the n-th of 32 tiles along the lines, so that a walk along them reads 32
 // tiles at once. Every call does so: the bits are on the GPU and may change.
 #pragma once
-#include "shared/params.cuh"
+#include "shared/lengths.cuh"
 #include "shared/fragment_view.cuh"
 
 constexpr int CLASS_ROWS = BLOCK_Q % 64 == 0 ? 64 : BLOCK_Q;
@@ -84,14 +84,14 @@ DEVICE void prepare_bits(const Params& p, int warp, int num_warps) {
   }
 }
 
-// The bits of a view of scores, in registers. `line` is the lane's first row of the view, `place` its first column; the mask has
-// `lines` lines. The view begins at a multiple of its columns.
+// The bits of a view of scores, in registers. `line` is the lane's first row of the view, `place` its first column; the sequence
+// has `lines` lines of `places` places. The view begins at a multiple of its columns.
 template <typename View>
 struct ScoreBits {
   static constexpr int TILES = View::TILES % 4 == 0 ? 4 : View::TILES % 2 == 0 ? 2 : 1;  // tiles whose bits come in one load
   u32 bits[View::ROWS][View::TILES / TILES];
 
-  DEVICE void load(const char* words, int words_of_line, int line, int lines, int place) {
+  DEVICE void load(const char* words, int words_of_line, int line, int lines, int place, [[maybe_unused]] int places) {
 #pragma unroll
     for (int r = 0; r < View::ROWS; ++r) {
       const bool exists = line + 8 * r < lines;
@@ -100,6 +100,7 @@ struct ScoreBits {
       for (int n = 0; n < View::TILES; n += TILES) {
         const int first = place + 8 * n, word = first / 32;
         bits[r][n / TILES] = exists && word < words_of_line ? ld_global<u32>(of_line + 4 * word) >> first % 32 : 0;
+        if constexpr (LENGTHS_KIND != DENSE) bits[r][n / TILES] &= bits_between(0, 0, places - first);
       }
     }
   }
@@ -115,8 +116,8 @@ struct ScoreBits {
   }
 };
 template <typename View>
-DEVICE void hide_by_bits(View S, const char* words, int words_of_line, int line, int lines, int place) {
+DEVICE void hide_by_bits(View S, const char* words, int words_of_line, int line, int lines, int place, int places) {
   ScoreBits<View> own;
-  own.load(words, words_of_line, line, lines, place);
+  own.load(words, words_of_line, line, lines, place, places);
   own.hide(S);
 }

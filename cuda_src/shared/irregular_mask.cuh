@@ -7,11 +7,13 @@
 // Whether runs hide a tile follows from the least and the greatest ends of its keys' runs. prepare_mask() computes them for each
 // block of keys, in a small launch before the kernel or in the first pass of a backward. Every call does so: the runs are on the
 // GPU and may change between calls. It also stores each run as {lo, hi - lo}, clamped to existing rows: one load, 32-bit tests.
+// With LENGTHS, runs that count positions among the keys begin elsewhere in each sequence (run_offset).
 #pragma once
 #include "shared/params.cuh"
 #include "primitives/opaque.cuh"
 #include "shared/fragment_view.cuh"
 #include "shared/bit_mask.cuh"
+#include "shared/lengths.cuh"
 #include "shared/mask.cuh"
 
 constexpr int num_runs(MaskKind kind) { return kind == MASK_COLUMNS2 ? 2 : kind == MASK_COLUMNS ? 1 : 0; }
@@ -49,6 +51,13 @@ DEVICE u32 warp_min(u32 x) { return ~redux_max(~x); }
 
 constexpr int MASK_THREADS = 128;  // threads of a block of mask_blocks()
 
+// Stored runs count rows from this row of the caller's, so that every row of a sequence has a number of at least 0.
+template <typename Params>
+DEVICE i64 first_run_row(const Params& p) {
+  if constexpr (LENGTHS_KIND == DENSE) return p.mask.run_shift;
+  return p.mask.run_shift - i64(p.mask.run_shift_by_length) * p.seqlen_q;  // the least: of a sequence of all rows and no keys
+}
+
 // Called by all lanes of warp `warp`; `num_warps` warps share the blocks of keys.
 template <MaskKind KIND, typename Params>
 DEVICE void prepare_mask(const Params& p, int warp, int num_warps) {
@@ -56,7 +65,7 @@ DEVICE void prepare_mask(const Params& p, int warp, int num_warps) {
   if constexpr (KIND == MASK_BITS) prepare_bits(p, warp, num_warps);
   if constexpr (RUNS > 0) {
     const MaskWorkspace<Params, RUNS> workspace(p);
-    const int lane = lane_id(), rows = p.seqlen_q;
+    const int lane = lane_id(), rows = p.seqlen_q + (LENGTHS_KIND == DENSE ? 0 : p.seqlen_k);
     const i64 of_mask = i64(p.mask.sequences) * p.mask.heads;
     for (i64 index = warp; index < of_mask * RUNS * workspace.blocks; index += num_warps) {
       const i64 run_index = index / workspace.blocks;
@@ -70,8 +79,8 @@ DEVICE void prepare_mask(const Params& p, int warp, int num_warps) {
         if (key < p.seqlen_k) {
           const i32 given_lo = ld_global<i32>(lo_of + key), given_hi = ld_global<i32>(hi_of + key);
           if (given_lo < given_hi) {
-            lo = cut(i64(given_lo) - p.mask.run_shift, rows);
-            hi = cut(i64(given_hi) - p.mask.run_shift, rows);
+            lo = cut(i64(given_lo) - first_run_row(p), rows);
+            hi = cut(i64(given_hi) - first_run_row(p), rows);
           }
           found = {max(found.greatest_lo, lo), min(found.least_hi, hi), min(found.least_lo, lo), max(found.greatest_hi, hi)};
         }
@@ -88,31 +97,37 @@ struct TileClass {
   bool some, every;  // some score may be visible; all scores are visible
 };
 
+// SETS: row i also sees keys before `prefix`, and keys before min(keep, i + last + 1). Rows before `exempt` see all keys.
+struct TokenSets {
+  int prefix, keep, exempt;
+};
+
 // The mask of one head.
 template <MaskKind KIND, typename Params>
-struct IrregularMask {
+struct IrregularMask : TokenSets {
   static constexpr int RUNS = num_runs(KIND);
   static constexpr bool SETS = KIND == MASK_SETS, BITS = KIND == MASK_BITS;
 
   int rows, keys;
   int first, last;  // row i sees keys i + first ... i + last
-  // SETS: row i also sees keys before `prefix`, and keys before min(keep, i + last + 1). Rows before `exempt` see all keys.
-  int prefix, keep, exempt;
   MaskWorkspace<Params, RUNS> workspace;  // BITS: `runs` are the words of the head, `extremes` its tile classes
-  i64 first_run;  // of the head, among the runs of the workspace
+  i64 first_run;  // of the head, among the runs of the workspace; BITS: the head, among those of all sequences of the mask
+  int run_offset;  // LENGTHS: row 0 among the rows that stored runs count
+  int line_places;  // BITS: of a line of the whole mask
 
-  // `member`: which head of the query group. Bits may differ between them.
-  DEVICE IrregularMask(const Params& p, int batch, int kv_head, [[maybe_unused]] int member)
-      : rows(p.seqlen_q), keys(p.seqlen_k), first(p.band_first), last(p.band_last), prefix(0), keep(0), exempt(0),
-        workspace(p), first_run(workspace.of_head(p.mask, batch, kv_head)) {
+  // `band` and `diagonal` are those of sequence `batch`. `member`: which head of the query group. Bits may differ between them.
+  DEVICE IrregularMask(const Params& p, const Band<KIND>& band, i64 diagonal, int batch, int kv_head, int member)
+      : TokenSets{}, rows(band.rows), keys(band.keys), first(band.first), last(band.last), workspace(p),
+        first_run(workspace.of_head(p.mask, batch, kv_head)), run_offset(offset_of_runs(p, band)), line_places(places_of_line(p)) {
     if constexpr (SETS) {
+      const int sequence = LENGTHS_KIND == PACKED ? min(batch, p.batch - 1) : batch;  // padding after the last has no rows
       auto of_sequence = [&](const i32* values, i32 all) {
-        return values == nullptr ? all : ld_global<i32>(values + batch * all);
+        return values == nullptr ? all : ld_global<i32>(values + sequence * all);
       };
       prefix = cut(of_sequence(p.mask.prefix_of, p.mask.prefix), keys);
       keep = cut(of_sequence(p.mask.keep_of, p.mask.keep), keys);
       const i32 tokens = of_sequence(p.mask.global_of, p.mask.global_tokens);
-      if (tokens > 0) exempt = cut(i64(tokens) - p.shift, rows);
+      if (tokens > 0) exempt = cut(i64(tokens) - diagonal, rows);
     }
     if constexpr (BITS) {
       const BitMask<Params> bits(p);
@@ -120,16 +135,35 @@ struct IrregularMask {
       const i64 head = MaskWorkspace<Params, 1>::of_head(p.mask, batch, of_mask);
       workspace.runs = bits.words + head * bits.bytes_of_head();
       workspace.extremes = bits.classes + 8 * head * bits.classes_of_head();
+      if constexpr (LENGTHS_KIND != DENSE) first_run = head;
     }
   }
-  // From the values of one sequence and head.
-  DEVICE IrregularMask(const Params& p, const MaskWorkspace<Params, RUNS>& of_head, int prefix_, int keep_, int exempt_)
-      : rows(p.seqlen_q), keys(p.seqlen_k), first(p.band_first), last(p.band_last), prefix(prefix_), keep(keep_),
-        exempt(exempt_), workspace(of_head), first_run(0) {}
+  // From the values of one sequence and head: `run` is its first_run.
+  DEVICE IrregularMask(const Params& p, const Band<KIND>& band, i64 run, const TokenSets& sets)
+      : IrregularMask(p, band, MaskWorkspace<Params, RUNS>(p), sets) {
+    first_run = run;
+    if constexpr (BITS) find_bits(BitMask<Params>(p), run);
+  }
+  DEVICE IrregularMask(const Params& p, const Band<KIND>& band, const MaskWorkspace<Params, RUNS>& of_head, const TokenSets& sets)
+      : TokenSets(sets), rows(band.rows), keys(band.keys), first(band.first), last(band.last), workspace(of_head), first_run(0),
+        run_offset(offset_of_runs(p, band)), line_places(places_of_line(p)) {}
+
+  // Row 0 among the rows of stored runs.
+  DEVICE static int offset_of_runs(const Params& p, const Band<KIND>& band) {
+    return LENGTHS_KIND == DENSE || RUNS == 0 ? 0 : p.mask.run_shift_by_length * (band.keys - band.rows + p.seqlen_q);
+  }
+  DEVICE static int places_of_line(const Params& p) { return LINES_ARE_KEYS<Params> ? p.seqlen_q : p.seqlen_k; }
+  DEVICE int words_of_line() const { return (line_places + 31) / 32; }
+  DEVICE void find_bits(const BitMask<Params>& bits, i64 head) {
+    first_run = head;
+    workspace.runs = bits.words + head * bits.bytes_of_head();
+    workspace.extremes = bits.classes + 8 * head * bits.classes_of_head();
+  }
 
   DEVICE RunExtremes extremes(int run, int block) const {
     const vec4 x = ld_global<vec4>(workspace.extremes_of(first_run + run, block));
-    return {int(x.x), int(x.y), int(x.z), int(x.w)};
+    const int offset = LENGTHS_KIND == DENSE ? 0 : run_offset;
+    return {int(x.x) - offset, int(x.y) - offset, int(x.z) - offset, int(x.w) - offset};
   }
 
   // BITS: the class of the tile of rows top ... end-1 and key block `block` in bit 0. If lines are rows, bit n is the class of
@@ -137,7 +171,7 @@ struct IrregularMask {
   template <int MOST_ROWS, int AT_ONCE = 1>
   DEVICE TileClasses classes_from(int top, int end, int block) const {
     constexpr bool BY_KEY = LINES_ARE_KEYS<Params>;
-    const int along = BitMask<Params>::words_along(BY_KEY ? rows : keys);
+    const int along = BitMask<Params>::words_along(line_places);
     TileClasses found{0, ~0u};
 #pragma unroll AT_ONCE
     for (int n = 0; n < (MOST_ROWS - 1) / CLASS_ROWS + 1; ++n) {

@@ -65,6 +65,18 @@ DEVICE auto sequence_of(const Params& p, int sequence_index) {
   }
 }
 
+// Rows and keys of a sequence.
+template <typename Params>
+DEVICE int rows_of(const Params& p, int sequence_index) {
+  if constexpr (LENGTHS_KIND == DENSE) return p.seqlen_q;
+  return sequence_of(p, sequence_index).rows();
+}
+template <typename Params>
+DEVICE int keys_of(const Params& p, int sequence_index) {
+  if constexpr (LENGTHS_KIND == DENSE) return p.seqlen_k;
+  return sequence_of(p, sequence_index).keys();
+}
+
 // The diagonal of a sequence: row i is at key i + diagonal_of(), for distances in masks and ALiBi.
 template <typename Params, typename Sequence>
 DEVICE i64 diagonal_of(const Params& p, const Sequence& sequence) {

@@ -31,6 +31,7 @@ struct MaskParams {
   // If the pointer above is null: the value of all sequences. Else the step in its array from sequence to sequence: 0 if the
   // array has one value, 1 if it has one for each sequence.
   i32 prefix, keep, global_tokens;
+  i32 run_shift_by_length;  // LENGTHS: run_shift grows by this times (keys - rows) of a sequence
 };
 
 struct AttentionParams {

@@ -134,16 +134,15 @@ def flash_attention_backward(
 
     The CPU takes every combination. On a GPU (a band mask is ``full()``, ``causal()`` or ``window()``):
 
-    - fa3_backward (sm_90): float16, bfloat16; head dims 8 to 128, multiples of 8; v's may differ; all masks; ALiBi,
-      sinks, a fixed order of additions, score functions, gradients of their arrays and dropout; with band masks
-      also padded lengths and packed lengths.
+    - fa3_backward (sm_90): float16, bfloat16; head dims 8 to 128, multiples of 8; v's may differ; all masks; padded
+      lengths, packed lengths, ALiBi, sinks, a fixed order of additions, score functions, gradients of their arrays and
+      dropout.
     - fa3_backward_wide (sm_90): float16, bfloat16; head dims 136 to 256, multiples of 8; v's may differ; all masks;
-      ALiBi, sinks, a fixed order of additions, score functions and dropout; with band masks also padded lengths and
-      packed lengths.
-    - fa2_backward (sm_80 or later): float16, bfloat16; all masks; ALiBi, sinks, a fixed order of additions, score
-      functions, gradients of their arrays and dropout; with band masks also padded lengths and packed lengths.
-    - fa2_backward_f32 (sm_80 or later): float32, tf32; all masks; ALiBi, sinks, a fixed order of additions, score
-      functions, gradients of their arrays and dropout; with band masks also padded lengths and packed lengths.
+      padded lengths, packed lengths, ALiBi, sinks, a fixed order of additions, score functions and dropout.
+    - fa2_backward (sm_80 or later): float16, bfloat16; all masks; padded lengths, packed lengths, ALiBi, sinks, a
+      fixed order of additions, score functions, gradients of their arrays and dropout.
+    - fa2_backward_f32 (sm_80 or later): float32, tf32; all masks; padded lengths, packed lengths, ALiBi, sinks, a
+      fixed order of additions, score functions, gradients of their arrays and dropout.
     """
     if unknown:
         raise unknown_keyword(flash_attention_backward, unknown)

@@ -213,16 +213,16 @@ def flash_attention(
 
     The CPU takes every combination. On a GPU (a band mask is ``full()``, ``causal()`` or ``window()``):
 
-    - fa3_forward (sm_90): float16, bfloat16; all masks; ALiBi, sinks, score functions and dropout; with band masks
-      also padded lengths, packed lengths, caches and trees.
-    - fa3_forward_fp8 (sm_90): float8_e4m3; head dims 16 to 256, multiples of 16; band masks; padded lengths and
-      packed lengths.
-    - fa2_forward (sm_80 or later): float16, bfloat16; all masks; ALiBi, sinks, score functions and dropout; with
-      band masks also padded lengths, packed lengths, caches and trees.
-    - fa2_forward_fp8 (sm_89 or later): float8_e4m3; head dims 16 to 256, multiples of 16; band masks; padded
-      lengths and packed lengths.
-    - fa2_forward_f32 (sm_80 or later): float32, tf32; all masks; ALiBi, sinks, score functions and dropout; with
-      band masks also padded lengths and packed lengths.
+    - fa3_forward (sm_90): float16, bfloat16; all masks; padded lengths, packed lengths, ALiBi, sinks, score functions
+      and dropout; with band masks also caches and trees.
+    - fa3_forward_fp8 (sm_90): float8_e4m3; head dims 16 to 256, multiples of 16; band masks; padded lengths and packed
+      lengths.
+    - fa2_forward (sm_80 or later): float16, bfloat16; all masks; padded lengths, packed lengths, ALiBi, sinks, score
+      functions and dropout; with band masks also caches and trees.
+    - fa2_forward_fp8 (sm_89 or later): float8_e4m3; head dims 16 to 256, multiples of 16; band masks; padded lengths
+      and packed lengths.
+    - fa2_forward_f32 (sm_80 or later): float32, tf32; all masks; padded lengths, packed lengths, ALiBi, sinks, score
+      functions and dropout.
     - fa1_forward (sm_80 or later): float16, bfloat16; head dims 8 to 256, multiples of 8; band masks.
     - fa1_forward_f32 (sm_80 or later): float32, tf32; head dims 8 to 256, multiples of 8; band masks.
     - naive (sm_80 or later): float16, bfloat16, float32, tf32; all masks; score functions and dropout.

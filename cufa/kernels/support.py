@@ -144,6 +144,15 @@ def _gradient_reasons(kernel: Kernel, problem: Problem) -> Iterator[str]:
             yield "takes a soft cap with gradients of arrays only where the derivative with respect to the score is 1"
 
 
+def unproven(kernel: Kernel, problem: Problem) -> str | None:
+    """Why "auto" passes over a kernel that serves a problem, as a sentence without its subject: the combination was
+    executed on a CPU, but has not run on a GPU. None: it has."""
+    if problem.mask.irregular_kind and problem.lengths.kind in _LENGTHS:
+        lengths, mask = _LENGTHS[problem.lengths.kind], problem.mask
+        return f"has not run on a GPU with {lengths} under {mask}: pass algorithm={kernel.algorithm!r}"
+    return None
+
+
 def _mask_reasons(kernel: Kernel, problem: Problem) -> Iterator[str]:
     """Every kernel serves band masks. Irregular masks go with the options of ``options_with_irregular_masks`` only."""
     mask, kind = problem.mask, problem.mask.irregular_kind
@@ -154,6 +163,8 @@ def _mask_reasons(kernel: Kernel, problem: Problem) -> Iterator[str]:
     columns = problem.kernel_mask
     if isinstance(columns, Columns) and columns.band.irregular_kind:
         yield "serves masks that hide keys from runs of rows within a plain band, not within a band with exempt tokens"
+    if mask.reads_lengths and not problem.lengths.known:
+        yield f"takes {mask}, whose bits the host makes, with lengths on the host only"
     for option in _options(problem):
         if option not in kernel.options_with_irregular_masks:
             yield f"takes {_OPTIONS[option]} with band masks only, not with {mask}"

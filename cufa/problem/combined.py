@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from typing import Any
 
 import numpy as np
@@ -18,12 +19,14 @@ from .where import Where, combined_where
 
 SIGNS = {"and": " & ", "or": " | ", "not": "~"}
 
+_MOST_KEPT = 8  # sets of lengths whose bits a mask keeps
+
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Combined(Mask):
     """The mask of an operator. Query i sees key j if it sees the key under every part ("and") or under some part
     ("or"). "not" has one part: the query sees the keys that it does not see under this part. Kernels read bits, made
-    once for each pair of lengths."""
+    once for the lengths of a call."""
 
     operation: str
     parts: tuple[Mask, ...]
@@ -58,8 +61,6 @@ class Combined(Mask):
     def misfit(
         self, batch: int, kv_heads: int, seqlen_q: int | None = None, seqlen_k: int | None = None
     ) -> str | None:
-        if seqlen_q is None:
-            return "is a combination of masks, which packed sequences do not take: use one of them"
         return next(filter(None, (x.misfit(batch, kv_heads, seqlen_q, seqlen_k) for x in self.parts)), None)
 
     @property
@@ -74,12 +75,22 @@ class Combined(Mask):
         return "bits"
 
     def for_kernels(self, seqlen_q: int, seqlen_k: int) -> Bits:
-        kept: dict[tuple[int, int], Bits] = self.__dict__.setdefault("_kept_bits", {})
-        if (seqlen_q, seqlen_k) not in kept:
-            batches, heads = self.spread
-            matrices = [[self.dense(seqlen_q, seqlen_k, b, h) for h in range(heads)] for b in range(batches)]
-            kept[seqlen_q, seqlen_k] = Bits.of(np.array(matrices))
-        return kept[seqlen_q, seqlen_k]
+        return self.for_sequences(((seqlen_q, seqlen_k),) * self.spread[0], seqlen_q, seqlen_k)
+
+    reads_lengths = True
+
+    def for_sequences(self, lengths: tuple[tuple[int, int], ...], seqlen_q: int, seqlen_k: int) -> Bits:
+        kept: dict[Any, Bits] = self.__dict__.setdefault("_kept_bits", {})
+        key = lengths, seqlen_q, seqlen_k
+        if key not in kept:
+            heads = self.spread[1]
+            seen = np.zeros((len(lengths), heads, seqlen_q, seqlen_k), bool)
+            for (b, (rows, keys)), h in itertools.product(enumerate(lengths), range(heads)):
+                seen[b, h, :rows, :keys] = self.dense(rows, keys, b, h)
+            while len(kept) >= _MOST_KEPT:
+                del kept[next(iter(kept))]
+            kept[key] = Bits.of(seen)
+        return kept[key]
 
     def __str__(self) -> str:
         sign = SIGNS[self.operation]

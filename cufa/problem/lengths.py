@@ -59,6 +59,13 @@ class Lengths:
         """The place of each sequence, an upper bound if unknown; None: every sequence fills the arrays."""
         return None
 
+    def of_sequences(self, seqlen_q: int, seqlen_k: int) -> tuple[tuple[int, int], ...]:
+        """(queries, keys) of each sequence; empty if every sequence fills the arrays, or if a GPU has the lengths."""
+        return tuple(
+            (seqlen_q if rows == _ALL else _size(rows), seqlen_k if keys == _ALL else _size(keys))
+            for _, _, rows, keys in (self.places() if self.known else None) or ()
+        )
+
     def blocks(self, block: int, batch: int, seqlen: int, of_keys: bool = False) -> int:
         """Blocks of ``block`` rows (or keys) of one head, over all sequences, that a grid needs room for."""
         return -(-seqlen // block) * batch

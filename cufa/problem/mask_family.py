@@ -185,6 +185,13 @@ class Mask:
         """The same mask as kernels read it: a band, columns with runs for each of ``seqlen_k`` keys, or bits."""
         return self
 
+    reads_lengths: ClassVar[bool] = False
+    """The host makes what kernels read from the lengths of each sequence (:meth:`for_sequences`)."""
+
+    def for_sequences(self, lengths: tuple[tuple[int, int], ...], seqlen_q: int, seqlen_k: int) -> Mask:
+        """:meth:`for_kernels`, for sequences of different (queries, keys), at most ``seqlen_q`` and ``seqlen_k``."""
+        return self.for_kernels(seqlen_q, seqlen_k)
+
     def _read_by_kernels(self, method: str, seqlen_q: int, seqlen_k: int) -> Mask:
         """The mask of :meth:`for_kernels`, for families that do not define ``method``. Raises NotImplementedError if
         that is this mask."""

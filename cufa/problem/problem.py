@@ -221,12 +221,21 @@ class Problem:
     @property
     def kernel_mask(self) -> Mask:
         """The mask as kernels read it: a band, columns or bits."""
-        return self.mask.for_kernels(self.seqlen_q, self.seqlen_k)
+        sizes = self.seqlen_q, self.seqlen_k
+        if self.mask.reads_lengths and (lengths := self.lengths.of_sequences(*sizes)):
+            return self.mask.for_sequences(lengths, *sizes)
+        return self.mask.for_kernels(*sizes)
 
     @property
     def mask_params(self) -> dict[str, int | Integers]:
         """The members of ``MaskParams`` that the mask decides; an array is a pointer there."""
-        return self.kernel_mask.params(self.seqlen_q, self.seqlen_k, self.operation == "backward")
+        mask, by_key = self.kernel_mask, self.operation == "backward"
+        found = mask.params(self.seqlen_q, self.seqlen_k, by_key)
+        if self.lengths.ragged and "run_shift" in found:  # as the shift of a band: per sequence
+            shift, longer = (mask.params(0, keys, by_key)["run_shift"] for keys in (0, 1))
+            assert isinstance(shift, int) and isinstance(longer, int)
+            found |= {"run_shift": shift, "run_shift_by_length": longer - shift}
+        return found
 
     @property
     def mask_arrays(self) -> dict[str, Integers]:

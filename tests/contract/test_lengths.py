@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lengths_support import EVERY_OPTION, LENGTHS, MAKE
+from lengths_support import LENGTHS, MAKE, OPTIONS
 from support import make_inputs
 
 import cufa
@@ -35,7 +35,7 @@ def of_one(x, kind, b, part, per_row=False):
     return x[None, :, part] if per_row else x[part].swapaxes(0, 1)[None]
 
 
-@pytest.mark.parametrize("options", EVERY_OPTION)
+@pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("kind", ["padded", "packed"])
 def test_a_sequence_is_a_call_of_its_own(kind, lengths, options):

@@ -15,9 +15,9 @@ import pytest
 from backends import CPU, EMULATE, GPU, MARKS, backends
 from backward_support import near
 from lengths_support import (
-    EVERY_OPTION,
     LENGTHS,
     MAKE,
+    OF_WHOLE_ARRAYS,
     OPTIONS,
     SINK,
     SLOPES,
@@ -49,6 +49,8 @@ FORWARD, BACKWARD = (
 WHOLE = [x for x in KERNELS.values() if x.operation == "backward" and "alibi" in x.options]
 CHANGING = [x for x in OPTIONS if {"alibi_slopes", "sink"} & OPTIONS[x].keys()]
 BOTH = (False, True)
+#: Those that "auto" takes on a GPU.
+BANDS = [x for x in OPTIONS if "mask" not in OPTIONS[x] or not OPTIONS[x]["mask"].irregular_kind]
 
 
 def check(backend, case, operation, **how):
@@ -84,7 +86,7 @@ def served(backend, specs, *more, options=OPTIONS):
 @pytest.mark.parametrize("deterministic", BOTH)
 @pytest.mark.parametrize("head_dim", [64, 40, 128, 256])
 @pytest.mark.parametrize("lengths", LENGTHS)
-@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("options", BANDS)
 @pytest.mark.parametrize("kind", RAGGED)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @backends("gpu")
@@ -96,7 +98,7 @@ def test_calls_on_a_gpu(backend, kind, options, lengths, head_dim, dtype, determ
 
 
 @pytest.mark.parametrize("lengths", LENGTHS)
-@pytest.mark.parametrize("options", EVERY_OPTION)
+@pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("kind", RAGGED)
 def test_calls_on_a_cpu(kind, options, lengths):
     case = MAKE[kind](lengths, options, 40, "float32")
@@ -104,15 +106,24 @@ def test_calls_on_a_cpu(kind, options, lengths):
     check(CPU, case, "backward")
 
 
-@pytest.mark.sampled(fixed=4, dated=1, pairs=[("kind", "options")])
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("options", OF_WHOLE_ARRAYS)
+def test_masks_of_whole_arrays_on_a_cpu(options, lengths):
+    test_calls_on_a_cpu("padded", options, lengths)
+
+
+@pytest.mark.sampled(on="emulate", fixed=6, dated=1, pairs=[("kind", "options")])
+@pytest.mark.sampled(on="gpu", fixed=40, dated=8, pairs=[("spec", "options"), ("kind", "options")])
 @pytest.mark.parametrize("head_dim", [64, 40, 128, 256])
 @pytest.mark.parametrize("kind", RAGGED)
 @pytest.mark.parametrize(
-    ("backend", "spec", "options", "lengths", "element"), served(EMULATE, FORWARD, LENGTHS, (0, 1))
+    ("backend", "spec", "options", "lengths", "element"),
+    served(EMULATE, FORWARD, LENGTHS, (0, 1)) + served(GPU, FORWARD, ["all"], [1]),
 )
 def test_forward_of_each_kernel(backend, spec, kind, options, lengths, head_dim, element):
-    case = MAKE[kind](lengths, options, head_dim, spec.dtypes[element % len(spec.dtypes)])
-    check(backend, case, "forward", algorithm=spec.algorithm)
+    for name in LENGTHS if lengths == "all" else [lengths]:
+        case = MAKE[kind](name, options, head_dim, spec.dtypes[element % len(spec.dtypes)])
+        check(backend, case, "forward", algorithm=spec.algorithm)
 
 
 @pytest.mark.sampled(on="emulate", fixed=4, dated=1, pairs=[("kind", "options")])
@@ -135,6 +146,19 @@ def test_gradients_of_each_kernel(backend, spec, kind, options, lengths, head_di
     for name in LENGTHS if lengths == "all" else [lengths]:
         case = MAKE[kind](name, options, head_dim, spec.dtypes[element % len(spec.dtypes)])
         check(backend, case, "backward", algorithm=spec.algorithm, deterministic=deterministic)
+
+
+@pytest.mark.sampled(on="emulate", fixed=8, dated=2, pairs=[("spec", "options")])
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("options", OF_WHOLE_ARRAYS)
+@pytest.mark.parametrize("spec", [x for x in FORWARD + BACKWARD if "bits" in x.masks], ids=lambda s: s.name)
+@backends("emulate", "gpu")
+def test_masks_of_whole_arrays(backend, spec, options, lengths):
+    """Of a sequence, the first rows and keys of the mask."""
+    case = MAKE["padded"](lengths, options, near(spec, 64), spec.dtypes[0])
+    for order in BOTH if spec.operation == "backward" else [False]:
+        how = {"deterministic": True} if order else {}
+        check(backend, case, spec.operation, algorithm=spec.algorithm, **how)
 
 
 # --- Sequences as long as the arrays ----------------------------------------------------------------------
@@ -163,7 +187,8 @@ def test_gradients_of_whole_arrays_in_every_tiling(
     backend, spec, options, tiling, lengths, dtype, deterministic
 ):
     """Of few tilings each stands for several."""
-    config = (tilings(spec) * 7)[tiling]
+    plain = options in BANDS and {*OPTIONS[options]} <= {"mask", "alibi_slopes"} and not deterministic
+    config = ([x for x in tilings(spec) if plain or not x.plain_only] * 7)[tiling]
     case = dense(lengths, options, head_dim_of(spec, config, dtype), dtype)
     how = {"config": config, "deterministic": deterministic, "algorithm": spec.algorithm}
     check(backend, case, "backward", **how)

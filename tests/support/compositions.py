@@ -62,7 +62,8 @@ class Build:
         )
         if some(0.3):
             score = one(["relative", "capped", "scaled", "bias"])
-        lengths = one(["dense", "padded", "packed"]) if mask in ("full", "causal", "window") else "dense"
+        of_sequences = "columns" not in mask and mask != "bits"  # else of a key or score in arrays of one length
+        lengths = one(["dense", "padded", "packed"] if of_sequences else ["dense", "padded"])
         return cls(
             dtype, one(["float32", "tf32"]) if dtype == "float32" else None, head_dim,
             one(head_dims) if some(0.25) else head_dim, one([(1, 1), (2, 1), (4, 2), (3, 3)]), lengths, mask,

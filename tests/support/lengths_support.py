@@ -32,13 +32,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "top-left, ALiBi": {"mask": masks.causal("top-left"), "alibi_slopes": SLOPES},
     "all": {"window": (20, 5), "sink": SINK, "alibi_slopes": SLOPES[0], "softcap": 5.0},
     "diagonal, negative slopes": {"mask": masks.window(30, 9, -3), "alibi_slopes": -SLOPES / 8},
-}
-
-
-#: For NumPy and the reference, also masks that are no bands.
-EVERY_OPTION: dict[str, dict[str, Any]] = {
-    **OPTIONS,
     "prefix, sink": {"mask": masks.prefix([3, 0, 20]), "sink": SINK},
+    "global tokens": {"mask": masks.global_window(4, 9, 3)},
+    "a band or a prefix": {"mask": masks.window(9, 3) | masks.prefix([3, 0, 20])},
     "chunks, ALiBi": {"mask": masks.chunks(7), "alibi_slopes": SLOPES},
     "streaming, all": {
         "mask": masks.streaming(2, 5),
@@ -49,10 +45,27 @@ EVERY_OPTION: dict[str, dict[str, Any]] = {
 }
 
 
+def of_whole_arrays(kind: str, queries: int, keys: int) -> dict[str, Any]:
+    """The options of a padded call whose mask has values for each key, or each score, of the arrays."""
+    rng = np.random.default_rng(5)
+    if kind == "bits":
+        return {"mask": rng.random((3, 4, queries, keys)) < 0.3, "sink": SINK}
+    runs = np.sort(rng.integers(0, queries + 1, (3, 2, keys, 4)), axis=-1).astype(np.int32)
+    if kind == "one run":
+        return {"mask": masks.from_flashmask(runs[:1, ..., :1], causal=True), "alibi_slopes": SLOPES}
+    return {"mask": masks.from_flashmask(runs, causal=False), "softcap": 5.0}
+
+
+OF_WHOLE_ARRAYS = "one run", "two runs", "bits"
+
+
 def takes(spec: Kernel, options: str) -> bool:
-    """Whether a kernel serves what these options change of scores."""
-    changes = {"alibi_slopes": "alibi", "sink": "sink"}
-    return {changes[x] for x in OPTIONS[options] if x in changes} <= set(spec.options)
+    """Whether a kernel serves the mask of these options, and what they change of scores."""
+    changes, kind = {"alibi_slopes": "alibi", "sink": "sink"}, ""
+    if "mask" in OPTIONS[options]:
+        kind = OPTIONS[options]["mask"].irregular_kind
+    served = not kind or kind in spec.masks
+    return served and {changes[x] for x in OPTIONS[options] if x in changes} <= set(spec.options)
 
 
 def head_dim_near(spec: Kernel, head_dim: int, options: str, deterministic: bool) -> int:
@@ -134,7 +147,9 @@ def _case(q_shape, k_shape, lse_shape, there, lengths, options, dtype, seed, v_d
     q, dout = (rng.standard_normal((*q_shape[:-1], n)).astype(DTYPES[dtype]) for n in (q_shape[-1], dim))
     k, v = (rng.standard_normal((*k_shape[:-1], n)).astype(DTYPES[dtype]) for n in (k_shape[-1], dim))
     dlse = rng.standard_normal(lse_shape).astype(np.float32)
-    given = EVERY_OPTION[options] if isinstance(options, str) else options
+    if isinstance(options, str) and options in OF_WHOLE_ARRAYS:
+        options = of_whole_arrays(options, q_shape[2], k_shape[2])
+    given = OPTIONS[options] if isinstance(options, str) else options
     is_packed = "cu_seqlens_q" in lengths
     if is_packed:
         positional = lengths["cu_seqlens_q"], lengths["cu_seqlens_k"]

@@ -6,21 +6,23 @@
 
 constexpr bool LISTED_TICKETS = DETERMINISTIC && is_irregular(MASK_KIND);
 
-// Tickets (mask heads or key/value heads, key blocks, query tiles), directly before the mask's part of the workspace.
+// Tickets (mask heads or key/value heads, key blocks, query tiles), directly before the mask's part of the workspace. Sequences of
+// different lengths, and masks with sets of tokens, have tickets for each sequence.
 struct ListedTickets {
+  static constexpr bool BY_SEQUENCE = MASK_KIND == MASK_SETS || LENGTHS_KIND != DENSE;
   u32* tickets;
   u32 blocks, tiles, heads_of_sequence, heads;
 
   DEVICE explicit ListedTickets(const BackwardParams& p)
       : blocks(u32(p.seqlen_k - 1) / BLOCK_KV + 1), tiles(u32(p.seqlen_q - 1) / BLOCK_Q + 1),
         heads_of_sequence(MASK_KIND == MASK_SETS ? 1u : u32(min(p.mask.heads, p.kv_heads))),
-        heads((MASK_KIND == MASK_SETS ? u32(p.batch) : u32(p.mask.sequences)) * heads_of_sequence) {
+        heads((BY_SEQUENCE ? u32(p.batch) : u32(p.mask.sequences)) * heads_of_sequence) {
     const i64 bytes = (i64(heads) * blocks * tiles * 4 + 15) / 16 * 16;
     tickets = reinterpret_cast<u32*>(static_cast<char*>(p.workspace) + p.mask.workspace - bytes);
   }
 
   DEVICE u32 of(const BackwardParams& p, int batch, int kv_head, int k_block, int q_tile) const {
-    const int sequence = MASK_KIND == MASK_SETS || p.mask.sequences > 1 ? batch : 0;
+    const int sequence = BY_SEQUENCE || p.mask.sequences > 1 ? batch : 0;
     const i64 head = i64(sequence) * heads_of_sequence + (heads_of_sequence > 1 ? kv_head : 0);
     return ld_global<u32>(tickets + (head * blocks + k_block) * tiles + q_tile);
   }
@@ -32,7 +34,8 @@ struct ListedTickets {
     u32 count = 0;
     for (int block = int(blocks) - 1; block >= 0; --block) {
       st_global(tickets + (i64(head) * blocks + block) * tiles + tile, count);
-      count += class_of_query_tile<MASK_KIND>(p, block, head / of_sequence, head % of_sequence, tile).some;
+      if (LENGTHS_KIND != DENSE && tile >= classified_query_tiles(p, block, head / of_sequence)) continue;
+      count += class_of_query_tile(p, block, head / of_sequence, head % of_sequence, tile).some;
     }
   }
 };

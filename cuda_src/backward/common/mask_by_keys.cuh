@@ -1,8 +1,7 @@
 // The mask seen from a key block, for the backward: the query tiles that the block visits, and the hidden scores of S^T = K Q^T.
 #pragma once
 #include "shared/fragment_view.cuh"
-#include "shared/irregular_mask.cuh"
-#include "shared/mask.cuh"
+#include "shared/schedule.cuh"
 
 template <MaskKind KIND>
 DEVICE int cut_to_rows(const Band<KIND>& band, i64 row) {
@@ -41,21 +40,28 @@ DEVICE TileRange query_tiles(const Band<KIND>& band, int k_block) {
 
 // The class of a query tile for a key block under an irregular mask: whether some head of the query group sees some score, and
 // whether all heads see all. Keys past the end are not counted.
-template <MaskKind KIND, typename Params>
+template <typename Params>
 DEVICE TileClass class_of_query_tile(const Params& p, int k_block, int batch, int kv_head, int tile) {
   const int top = tile * BLOCK_Q, end = top + BLOCK_Q, left = k_block * BLOCK_KV;
   auto of_head = [&](int member) {
-    const IrregularMask<KIND, Params> mask(p, batch, kv_head, member);
-    return mask.classify(top, min(end, p.seqlen_q), left, min(left + BLOCK_KV, p.seqlen_k), k_block);
+    const auto mask = irregular_mask(p, batch, kv_head, member);
+    return mask.classify(top, min(end, rows_of(p, batch)), left, min(left + BLOCK_KV, keys_of(p, batch)), k_block);
   };
   TileClass is = of_head(0);
-  if constexpr (KIND == MASK_BITS) {
+  if constexpr (MASK_KIND == MASK_BITS) {
     for (int member = 1; p.mask.heads > p.kv_heads && member < p.heads / p.kv_heads; ++member) {
       const TileClass own = of_head(member);
       is = {is.some || own.some, is.every && own.every};
     }
   }
-  return {is.some, is.some && is.every && end <= p.seqlen_q};
+  return {is.some, is.some && is.every && end <= rows_of(p, batch)};
+}
+// How many query tiles of a sequence the key block classifies.
+template <typename Params>
+DEVICE int classified_query_tiles(const Params& p, int k_block, int batch) {
+  if constexpr (LENGTHS_KIND == DENSE) return (p.seqlen_q - 1) / BLOCK_Q + 1;
+  const auto sequence = sequence_of(p, batch);
+  return k_block * BLOCK_KV < sequence.keys() ? (sequence.rows() + BLOCK_Q - 1) / BLOCK_Q : 0;
 }
 
 // Which rows of a tile see one key, counted from the lane's first row. No row sees a key past the end.
@@ -89,7 +95,7 @@ template <bool CUT = false, MaskKind KIND, typename Params, typename View>
 DEVICE void hide_scores_by_keys(View S, const IrregularMask<KIND, Params>& mask, int key, int lane_first_row) {
   using Looked = IrregularMask<KIND, Params>;
   if constexpr (Looked::BITS) {
-    hide_by_bits(S, mask.workspace.runs, (mask.rows + 31) / 32, key, mask.keys, lane_first_row);
+    hide_by_bits(S, mask.workspace.runs, mask.words_of_line(), key, mask.keys, lane_first_row, mask.rows);
     return;
   }
 #pragma unroll
@@ -106,6 +112,7 @@ DEVICE void hide_scores_by_keys(View S, const IrregularMask<KIND, Params>& mask,
     for (int run = 0; run < Looked::RUNS; ++run) {
       const vec2 x = ld_global<vec2>(mask.workspace.run(mask.first_run + run, j));
       lo[run] = x.x - u32(lane_first_row), length[run] = x.y;
+      if constexpr (LENGTHS_KIND != DENSE) lo[run] -= u32(mask.run_offset);
     }
     S.for_each_in_row(r, [&](int row, float& s) {
       bool visible = (row >= first && row < behind) || (Looked::SETS && row < exempt);

@@ -8,8 +8,8 @@ struct QueryWalk {
   int head = 0;  // of the query group
 
   DEVICE WalkedTile next(const BackwardParams& p, int k_block, int batch, int kv_head) {
-    const int total = (p.seqlen_q - 1) / BLOCK_Q + 1;
-    auto classify = [&](int tile) { return class_of_query_tile<MASK_KIND>(p, k_block, batch, kv_head, tile); };
+    const int total = classified_query_tiles(p, k_block, batch);
+    auto classify = [&](int tile) { return class_of_query_tile(p, k_block, batch, kv_head, tile); };
     WalkedTile found = walk.next(total, classify);
     if (!found.exists() && ++head < p.heads / p.kv_heads) {
       walk = TileWalk<false>(0);

@@ -19,6 +19,7 @@ struct DqTickets {
   i64 first_head;  // of the sequence
   const HeadMask* mask = nullptr;  // LENGTHS: of the sequence
   u32 first_tile = 0;  // LENGTHS: of the sequence
+  int sequence_index = 0;  // PACKED
 
   // Key blocks that have added to a tile.
   DEVICE u32 count(QueryTile tile) const { return ld_acquire_gpu(counter(tile)); }
@@ -27,7 +28,8 @@ struct DqTickets {
   DEVICE void await(QueryTile tile, u32 found) const {
     u32 ticket;
     if constexpr (LISTED_TICKETS) {
-      ticket = ListedTickets(p).of(p, int(first_head / p.heads), tile.head / (p.heads / p.kv_heads), k_block, tile.q_tile);
+      const int batch = LENGTHS_KIND == PACKED ? sequence_index : int(first_head / p.heads);
+      ticket = ListedTickets(p).of(p, batch, tile.head / (p.heads / p.kv_heads), k_block, tile.q_tile);
     } else {
       ticket = key_blocks_before<BR, BC>(LENGTHS_KIND == DENSE ? head_mask(p) : *mask, tile.q_tile, k_block);
     }

@@ -58,14 +58,13 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   const HeadMask mask = head_mask(p, sequence);
   const TileRange tiles = visited_queries<Br, Bc>(mask, item.k_block);
   constexpr bool IRREGULAR = is_irregular(MASK_KIND);
-  static_assert(!IRREGULAR || LENGTHS_KIND == DENSE, "lengths need a band mask");
   const BackwardWorkspace workspace(p);
   const int first_key = item.k_block * Bc, valid_keys = sequence.keys() - first_key;
   const int group_size = p.heads / p.kv_heads, first_head = item.kv_head * group_size;
   const i64 batch_head = i64(sequence.batch()) * p.heads;
   const int first_strip = LENGTHS_KIND == PACKED ? first_packed_block<STRIP>(int(sequence.first_row()), item.batch) : 0;
   const u32 first_ticket = LENGTHS_KIND == PACKED ? first_packed_block<Br>(int(sequence.first_row()), item.batch) : 0;
-  const DqTickets<Br, Bc> tickets{p, workspace, item.k_block, batch_head, &mask, first_ticket};
+  const DqTickets<Br, Bc> tickets{p, workspace, item.k_block, batch_head, &mask, first_ticket, item.batch};
 
   const u32 smem_base = smem_address(smem);
   const u32 K_smem = smem_base + SharedMemory::K, V_smem = smem_base + SharedMemory::V, Q_smem = smem_base + SharedMemory::Q;
@@ -73,7 +72,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   const u32 P_smem = smem_base + SharedMemory::P, dS_smem = smem_base + SharedMemory::DS;
   // If registers are scarce, the sequence's mask is parked in the last 16 bytes of K's first row, which no tile uses.
   const u32 parked_smem = K_smem + PITCH - 16;
-  constexpr bool PARK_MASK = LENGTHS_KIND != DENSE && !(SHARED_KEYS && NUM_STAGES == 2);
+  constexpr bool PARK_MASK = LENGTHS_KIND != DENSE && !IRREGULAR && !(SHARED_KEYS && NUM_STAGES == 2);
   if (PARK_MASK && thread == 0) {
     st_shared_vec4(parked_smem, {u32(mask.rows), u32(mask.keys), u32(mask.first), u32(mask.last)});
   }
@@ -147,7 +146,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
 
   // Alg. 2, l. 10-14 and 16 for one query tile; dS stays in shared memory for add_dq().
   auto visit_tile = [&](QueryTile tile, u32 stage, auto copy_next) {
-    const bool masked = IRREGULAR ? walked.masked() || (parked_item().k_block + 1) * Bc > p.seqlen_k
+    const bool masked = IRREGULAR ? walked.masked() || (parked_item().k_block + 1) * Bc > sequence.keys()
                                   : tile.q_tile < tiles.clear_first || tile.q_tile >= tiles.clear_end || valid_keys < Bc;
     const u32 Q = Q_smem + stage * STAGE_BYTES, dO = dO_smem + stage * DO_STAGE_BYTES;
     const u32 P_keys = P_smem + warp_keys * S_PITCH, dS_keys = dS_smem + stage * TILE_BYTES + warp_keys * S_PITCH;
@@ -259,7 +258,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   // Loaded again: registers are scarce.
   const KeyItem own = IRREGULAR ? parked_item() : item;
   const auto ended = sequence_of(p, own.batch);
-  const int own_key = IRREGULAR ? own.k_block * Bc : first_key, own_keys = IRREGULAR ? p.seqlen_k - own_key : valid_keys;
+  const int own_key = IRREGULAR ? own.k_block * Bc : first_key, own_keys = IRREGULAR ? ended.keys() - own_key : valid_keys;
   const int stored_keys = LENGTHS_KIND == DENSE ? own_keys : ended.stored_keys() - own_key;
   if (DETERMINISTIC && pending && passes_on()) {
     if (passing) tickets.pass_on(IRREGULAR ? before : current.previous(tiles));

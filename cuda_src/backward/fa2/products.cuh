@@ -162,8 +162,7 @@ DEVICE void visit_query_tile(const KernelParams& p, const Sequence& sequence, co
       if constexpr (IRREGULAR) {
         const int member = tile.head - own.kv_head * (p.heads / p.kv_heads);
         // A row past the end has no lse: a score function or ALiBi may give it weights beyond 16 bits.
-        hide_scores_by_keys<SCORE || ALIBI>(S, IrregularMask<MASK_KIND, BackwardParams>(p, own.batch, own.kv_head, member), key,
-                                            row);
+        hide_scores_by_keys<SCORE || ALIBI>(S, irregular_mask<BackwardParams>(p, own.batch, own.kv_head, member), key, row);
       } else {
         hide_scores_by_keys(S, mask_of_head(), key, row);
       }

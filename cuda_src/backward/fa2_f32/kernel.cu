@@ -252,7 +252,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
       const int key = lane_key(), row = lane_query();
       if constexpr (IRREGULAR) {
         const int member = tile.head - kv_head() * (p.heads / p.kv_heads);
-        const IrregularMask<MASK_KIND, BackwardParams> mask(p, batch(), kv_head(), member);
+        const auto mask = irregular_mask<BackwardParams>(p, batch(), kv_head(), member);
         // A row past the end has no lse: a score function or ALiBi may give it infinite weights.
         hide_scores_by_keys<SCORE || ALIBI>(S, mask, key, row);
       } else {
@@ -413,7 +413,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
     const BackwardWorkspace workspace(p);
     const HeadMask mask = parked_mask();
     const u32 first_ticket = LENGTHS_KIND == PACKED ? first_packed_block<Br>(first_row(), batch()) : 0;
-    const DqTickets<Br, Bc> tickets{p, workspace, key_block(), batch_head(), &mask, first_ticket};
+    const DqTickets<Br, Bc> tickets{p, workspace, key_block(), batch_head(), &mask, first_ticket, batch()};
     u32 count = 0;
     if (DETERMINISTIC && thread_id() == 0) count = tickets.count(tile);  // read long before it is needed
     const float dS_unit = visit_tile(tile, [&] {

@@ -41,7 +41,6 @@ struct SharedMemory {
   static constexpr int BYTES = LARGEST + NUM_WARPS * 4;
 };
 static_assert(SharedMemory::BYTES == SMEM_BYTES, "cufa/kernels/backward/fa2_f32.py must ask for the buffers' bytes");
-static_assert(!is_irregular(MASK_KIND) || LENGTHS_KIND == DENSE, "lengths need a band mask");
 static_assert(Bc % WARP_KEYS == 0 && WARP_KEYS % 16 == 0 && NUM_WARPS % (Bc / WARP_KEYS) == 0,
               "a warp has whole 16-key tiles, and warps share keys evenly");
 static_assert(Br % (8 * PARTS) == 0 && Br % 16 == 0,

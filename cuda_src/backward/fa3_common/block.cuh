@@ -124,8 +124,8 @@ struct NewItem {
     TileWalk<false> walk(0);
     u32 count = 0;
     for (;; ++count) {
-      const WalkedTile tile = walk.next((p.seqlen_q - 1) / Br + 1, [&](int tile) {
-        return class_of_query_tile<MASK_KIND>(p, descriptor.k_block, descriptor.batch, descriptor.kv_head, tile);
+      const WalkedTile tile = walk.next(classified_query_tiles(p, descriptor.k_block, descriptor.batch), [&](int tile) {
+        return class_of_query_tile(p, descriptor.k_block, descriptor.batch, descriptor.kv_head, tile);
       });
       if (!tile.exists()) break;
       if (lane_id() == 0) st_shared_u32(list + 4 * count, u32(tile.code));

@@ -80,4 +80,3 @@ static_assert(BLOCK_KEYS % WARPGROUP_KEYS == 0 && Br % 16 == 0, "wgmma computes 
 static_assert(NUM_STAGES > 1 && DO_STAGES > 1, "Q and dO of two tiles are in use at the same time");
 static_assert(SKIP_MASKED_TILES, "tickets count only the key blocks that see some score of a query tile");
 static_assert(!PAIRED || !IS_PERSISTENT, "a pair of thread blocks takes one item");
-static_assert(!IRREGULAR || !RAGGED, "lengths need a band mask");

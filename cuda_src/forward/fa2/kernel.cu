@@ -66,7 +66,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
   if (SPLIT_KEYS && tiles.empty()) return inside.close();  // uniform: the merge ignores a split without tiles
   // Irregular masks: the current tile and the next one. Tiles are visited downwards: the first one sets `tiles.end`.
   constexpr bool IRREGULAR = is_irregular(MASK_KIND);
-  static_assert(!IRREGULAR || LENGTHS_KIND == DENSE, "lengths need a band mask");
+  static_assert(!IRREGULAR || !CACHED, "keys in a cache need a band mask");
   static_assert(!DROPOUT || !TREE, "dropout takes no trees");
   TileWalk<true> walk(tiles.end - 1);
   TileTally tally;
@@ -247,7 +247,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
       if constexpr (IRREGULAR) {
         const WorkItem item = parked_item(parked_smem);
         const int group = p.heads / p.kv_heads;
-        const IrregularMask<MASK_KIND, AttentionParams> mask(p, item.batch, item.head / group, item.head % group);
+        const auto mask = irregular_mask<AttentionParams>(p, item.batch, item.head / group, item.head % group);
         hide_scores(S, mask, row, j * Bc + part * WARP_KEYS, column);
       } else if constexpr (PARK_MASK) {
         const vec4 found = ld_shared_vec4(parked_smem + 2 * Q_PITCH);

@@ -86,7 +86,6 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
                                           : visited_tiles<Br, Bc>(head_mask(p, sequence), item.q_block);
   // Irregular masks: the next tile. `tiles` ends after the first tile that is visited.
   constexpr bool IRREGULAR = is_irregular(MASK_KIND);
-  static_assert(!IRREGULAR || LENGTHS_KIND == DENSE, "lengths need a band mask");
   TileWalk<true> walk(tiles.end - 1);
   TileTally tally;
   WalkedTile next{-1};
@@ -150,8 +149,9 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
     if constexpr (IRREGULAR) {
       // Not the whole vector: the first lane may already be writing its last word for the next tile.
       const int head = int(ld_shared_u32(saved_smem + 4)), batch = int(ld_shared_u32(saved_smem + 8));
-      const i64 row = i64(next.tile()) * Bc + thread_id() / 32 * 8;
-      source = decltype(columns)::Rows::source(tensor, stride, batch, head / (p.heads / p.kv_heads), row, lane_id());
+      const auto sequence = sequence_of(p, batch);
+      const i64 row = sequence.first_key() + i64(next.tile()) * Bc + thread_id() / 32 * 8;
+      source = decltype(columns)::Rows::source(tensor, stride, sequence.batch(), head / (p.heads / p.kv_heads), row, lane_id());
     }
     load_tile(columns, tile, source, stride.seq * 4, false);
   };
@@ -221,7 +221,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
       const WalkedTile walked{int(saved.w)};
       if (walked.masked()) {
         const int group = p.heads / p.kv_heads, head = int(saved.y);
-        const IrregularMask<MASK_KIND, ForwardParams> mask(p, int(saved.z), head / group, head % group);
+        const auto mask = irregular_mask(p, int(saved.z), head / group, head % group);
         const int row = int(saved.x) * Br + warp * WARP_ROWS + S.lane_row(lane_id());
         hide_scores<RUNS_AT_ONCE>(S, mask, row, walked.tile() * Bc, S.lane_column(lane_id()));
       }

@@ -30,8 +30,11 @@ struct Lister {
         // Consumers read the descriptor after they have waited for the item's Q. It overwrites the descriptor of
         // ITEM_DESCRIPTORS items ago: loaders lag by no more items than the list has entries; for consumers, see Producer::run().
         write_shared(smem.item(round), Item{work, index});
-        if constexpr (is_irregular(MASK_KIND)) publish_irregular_mask(smem.item(round), p, work);
-        if constexpr (LENGTHS_KIND != DENSE) publish_sequence(smem.item(round), head_mask(p, sequence), sequence);
+        if constexpr (is_irregular(MASK_KIND)) {
+          publish_irregular_mask(smem.item(round), p, work, sequence);
+        } else {
+          publish_sequence(smem.item(round), head_mask(p, sequence), sequence);
+        }
       }
       warp_sync();  // all lanes read it
       list_item(smem.item(round++));
@@ -171,7 +174,12 @@ struct KeyLoader {
   DEVICE void load_item() {
     const Item item = read_shared<Item>(reader.descriptor());
     int row = item.q_block * Br;
-    if constexpr (LENGTHS_KIND != DENSE) row += int(read_sequence(reader.descriptor()).first_row());
+    if constexpr (LENGTHS_KIND == DENSE) {
+    } else if constexpr (is_irregular(MASK_KIND)) {
+      row += int(sequence_of(p, item.batch).first_row());
+    } else {
+      row += int(read_sequence(reader.descriptor()).first_row());
+    }
     load_query_tiles(smem, Q_map, Q_ring, item, row, reader.batch);
   }
 };

@@ -20,7 +20,7 @@ static_assert(ALIGNMENT == 16, "TMA needs rows that begin at multiples of 16 byt
 // The tiles of a query block come from a range, or from a list: if the mask is irregular, or if lengths are read on the device.
 constexpr bool LISTED = is_irregular(MASK_KIND) || LENGTHS_KIND != DENSE;
 static_assert(!LISTED || SKIP_MASKED_TILES, "LISTED: a list holds only tiles with a visible score");
-static_assert(!is_irregular(MASK_KIND) || LENGTHS_KIND == DENSE, "lengths need a band mask");
+static_assert(!is_irregular(MASK_KIND) || !CACHED, "keys in a cache need a band mask");
 constexpr int LIST_STAGES = 4;  // entries of the ring between the lister and the loaders
 
 // Keys in a cache: TMA copies a tile box by box, and a list entry says where each box lies.
@@ -46,6 +46,10 @@ struct alignas(16) SetsOfItem {
 // With lengths: the item's sequence.
 struct alignas(16) SequenceOfItem {
   int sequence_index, stored_rows, first_row, first_key;  // RaggedSequence
+};
+// With lengths and an irregular mask, in the place of SequenceOfItem. The sequence's Band is at MASK_AT.
+struct alignas(16) MaskOfItem {
+  int prefix_or_run, keep, exempt, first_key;  // IrregularMask: MASK_SETS has a prefix, other masks first_run
 };
 constexpr int MASK_AT = 16, SEQUENCE_AT = 32;   // bytes of a descriptor before these
 constexpr int RUNS_AT = 16, EXTREMES_AT = 24;   // masks with runs or bits: the two pointers of MaskWorkspace

@@ -40,10 +40,16 @@ DEVICE TileClass class_in_band(const HeadMask& mask, int top, int end, int left)
 
 // The mask and the sequence of an item, in its descriptor.
 using ItemMask = IrregularMask<MASK_KIND, AttentionParams>;
-DEVICE void publish_irregular_mask(u32 item, const AttentionParams& p, const WorkItem& work) {
+DEVICE HeadMask read_mask(u32 item) { return read_shared<HeadMask>(item + MASK_AT); }
+template <typename Sequence>
+DEVICE void publish_irregular_mask(u32 item, const AttentionParams& p, const WorkItem& work, const Sequence& sequence) {
   const int group = p.heads / p.kv_heads;
-  const ItemMask mask(p, work.batch, work.head / group, work.head % group);
-  if constexpr (ItemMask::SETS) {
+  const ItemMask mask(p, head_mask(p, sequence), diagonal_of(p, sequence), work.batch, work.head / group, work.head % group);
+  if constexpr (LENGTHS_KIND != DENSE) {
+    write_shared(item + MASK_AT, head_mask(p, sequence));
+    write_shared(item + SEQUENCE_AT, MaskOfItem{ItemMask::SETS ? mask.prefix : int(mask.first_run), mask.keep, mask.exempt,
+                                                int(sequence.first_key())});
+  } else if constexpr (ItemMask::SETS) {
     write_shared(item + MASK_AT, SetsOfItem{mask.prefix, mask.keep, mask.exempt, 0});
   } else {
     write_shared(item + RUNS_AT, mask.workspace.run(mask.first_run, 0));
@@ -52,11 +58,15 @@ DEVICE void publish_irregular_mask(u32 item, const AttentionParams& p, const Wor
 }
 DEVICE ItemMask read_irregular_mask(const AttentionParams& p, u32 item) {
   using Workspace = MaskWorkspace<AttentionParams, ItemMask::RUNS>;
-  if constexpr (ItemMask::SETS) {
+  if constexpr (LENGTHS_KIND != DENSE) {
+    const auto x = read_shared<MaskOfItem>(item + SEQUENCE_AT);
+    return {p, read_mask(item), i64(x.prefix_or_run), {x.prefix_or_run, x.keep, x.exempt}};
+  } else if constexpr (ItemMask::SETS) {
     const auto x = read_shared<SetsOfItem>(item + MASK_AT);
-    return {p, Workspace(p, nullptr, nullptr), x.prefix, x.keep, x.exempt};
+    return {p, head_mask(p), Workspace(p, nullptr, nullptr), {x.prefix, x.keep, x.exempt}};
   } else {
-    return {p, Workspace(p, read_shared<char*>(item + RUNS_AT), read_shared<char*>(item + EXTREMES_AT)), 0, 0, 0};
+    const Workspace of_head(p, read_shared<char*>(item + RUNS_AT), read_shared<char*>(item + EXTREMES_AT));
+    return {p, head_mask(p), of_head, TokenSets{}};
   }
 }
 template <typename Sequence>
@@ -64,21 +74,21 @@ DEVICE void publish_sequence(u32 item, const HeadMask& mask, const Sequence& x) 
   write_shared(item + MASK_AT, mask);
   write_shared(item + SEQUENCE_AT, SequenceOfItem{x.sequence_index, x.stored_rows(), int(x.first_row()), int(x.first_key())});
 }
-DEVICE HeadMask read_mask(u32 item) { return read_shared<HeadMask>(item + MASK_AT); }
 DEVICE RaggedSequence read_sequence(u32 item) {
   const auto x = read_shared<SequenceOfItem>(item + SEQUENCE_AT);
   const HeadMask mask = read_mask(item);
   return {x.sequence_index, mask.rows, mask.keys, x.stored_rows, 0, x.first_row, x.first_key};
 }
 DEVICE auto sequence_of_item(const AttentionParams& p, const WorkItem& item, [[maybe_unused]] u32 descriptor) {
-  if constexpr (LENGTHS_KIND == DENSE) {
+  if constexpr (LENGTHS_KIND == DENSE || is_irregular(MASK_KIND)) {
     return sequence_of(p, item.batch);
   } else {
     return read_sequence(descriptor);
   }
 }
 DEVICE int first_key_of(u32 item) {
-  return int(ld_shared_u32(item + SEQUENCE_AT + OFFSET_OF(SequenceOfItem, first_key)));
+  using OfItem = typename Choose<is_irregular(MASK_KIND), MaskOfItem, SequenceOfItem>::type;
+  return int(ld_shared_u32(item + SEQUENCE_AT + OFFSET_OF(OfItem, first_key)));
 }
 
 // The tiles of one query block, from the last to the first, by all lanes of a warp. The block is read from the item's
@@ -122,7 +132,8 @@ struct TileList {
     const int first = top();
     const ItemMask mask = read_irregular_mask(p, descriptor);
     TileClasses classes = mask.classes_from<Br, CONSUMERS>(first, min(first + Br, rows()), 32 * word);
-    if constexpr (SPLIT_KEYS) classes.some &= bits_between(word, split().first, split().end);
+    if constexpr (SPLIT_KEYS || LENGTHS_KIND != DENSE) classes.some &= bits_between(word, split().first, split().end);
+    if constexpr (LENGTHS_KIND != DENSE) classes.every &= bits_between(word, 0, mask.keys / Bc);
     return classes;
   }
   DEVICE int top() const { return read_shared<Item>(descriptor).q_block * Br; }
@@ -139,16 +150,16 @@ struct TileList {
   // The last tile that may be visited; -1: none.
   DEVICE int last_tile() const {
     if constexpr (SPLIT_KEYS) return split().end - 1;
-    if constexpr (is_irregular(MASK_KIND)) return (p.seqlen_k - 1) / Bc;
+    if constexpr (is_irregular(MASK_KIND) && LENGTHS_KIND == DENSE) return (p.seqlen_k - 1) / Bc;
     return visited_tiles<Br, Bc>(read_mask(descriptor), read_shared<Item>(descriptor).q_block).end - 1;
   }
   template <int MOST_ROWS>
   DEVICE TileClass class_of(int top, int end, int tile) const {
     if constexpr (is_irregular(MASK_KIND)) {
       const int left = tile * Bc, right = left + Bc;
-      const int last = min(right, p.seqlen_k);
-      const TileClass is = read_irregular_mask(p, descriptor).classify<MOST_ROWS>(top, end, left, last, tile);
-      return {is.some, is.some && is.every && right <= p.seqlen_k};
+      const ItemMask mask = read_irregular_mask(p, descriptor);
+      const TileClass is = mask.classify<MOST_ROWS>(top, end, left, min(right, mask.keys), tile);
+      return {is.some, is.some && is.every && right <= mask.keys};
     } else {
       return class_in_band(read_mask(descriptor), top, end, tile * Bc);
     }

@@ -136,7 +136,7 @@ struct ListOfTiles {
   DEVICE void load_bits(const AttentionParams& p, u32 descriptor, int row, int lane) {
     const ItemMask mask = read_irregular_mask(p, descriptor);
     const int first_row = int(opaque(u32(row))), column = int(opaque(u32(lane))) % 4 * 2;
-    bits.load(mask.workspace.runs, (mask.keys + 31) / 32, first_row, mask.rows, j * Bc + column);
+    bits.load(mask.workspace.runs, mask.words_of_line(), first_row, mask.rows, j * Bc + column, mask.keys);
   }
   DEVICE void load_mask(const AttentionParams& p, u32 descriptor, int row, int lane) {
     if constexpr (BITS_EARLY) load_bits(p, descriptor, row, lane);

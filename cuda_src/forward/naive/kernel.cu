@@ -183,7 +183,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) naive_scores(const __grid_c
   constexpr bool IRREGULAR = is_irregular(MASK_KIND);
   if constexpr (IRREGULAR) {
     const auto S = fragment_view(S_rmem);
-    const IrregularMask<MASK_KIND, AttentionParams> mask(p, batch, kv_head, head % (p.heads / p.kv_heads));
+    const auto mask = irregular_mask<AttentionParams>(p, batch, kv_head, head % (p.heads / p.kv_heads));
     hide_scores(S, mask, int(first_row) + warp * 16 + S.lane_row(lane), int(first_key), S.lane_column(lane));
   }
   float* const S = scores_of(p, index);

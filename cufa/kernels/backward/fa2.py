@@ -40,10 +40,10 @@ def listed_tickets(problem: Problem, config: TileConfig) -> tuple[int, int]:
     the addition order follows from the band."""
     if not (problem.deterministic and problem.mask.irregular_kind):
         return 0, 0
-    sizes = {name: x for name, x in problem.mask_params.items() if isinstance(x, int)}
-    heads = problem.batch
+    heads, sizes = problem.batch, {x: n for x, n in problem.mask_params.items() if isinstance(n, int)}
     if problem.mask_kind != "sets":
-        heads = sizes["sequences"] * min(sizes["heads"], problem.kv_heads)
+        heads = heads if problem.lengths.ragged else sizes["sequences"]
+        heads *= min(sizes["heads"], problem.kv_heads)
     tiles = heads * ceil_div(problem.seqlen_q, config.block_q)
     return tiles, align_up(4 * tiles * ceil_div(problem.seqlen_k, config.block_kv), 16)
 
@@ -83,10 +83,10 @@ class Fa2Backward(Kernel):
     operation = "backward"
     dtypes: tuple[str, ...] = ("float16", "bfloat16")
     masks = MASK_KINDS
-    options_with_irregular_masks: tuple[str, ...] = (
-        "alibi", "sink", "deterministic", "score", "gradients", "dropout",
+    options: tuple[str, ...] = (
+        "padded", "packed", "alibi", "sink", "deterministic", "score", "gradients", "dropout",
     )  # fmt: skip
-    options: tuple[str, ...] = ("padded", "packed", *options_with_irregular_masks)
+    options_with_irregular_masks: tuple[str, ...] = options
     any_v_dim = True
     skip_masked_tiles = True
     configs: tuple[BackwardConfig, ...] = (

@@ -64,7 +64,7 @@ class Fa3Backward(Kernel):
     dtypes = ("float16", "bfloat16")
     masks = MASK_KINDS
     options = Fa2Backward.options
-    options_with_irregular_masks = Fa2Backward.options_with_irregular_masks
+    options_with_irregular_masks = options
     score_derivatives_without_score = True
     any_v_dim = True
     min_capability = max_capability = 90

@@ -12,8 +12,8 @@ class Fa3BackwardWide(Fa3Backward):
     title = "FlashAttention-3 backward of wide heads: TMA, WGMMA, warp specialisation"
     source = "backward/fa3_pair/kernel.cu"
     entry = "fa3_backward_wide"
-    options = ("padded", "packed", "alibi", "sink", "deterministic", "score", "dropout")
-    options_with_irregular_masks = ("alibi", "sink", "deterministic", "score", "dropout")
+    options = tuple(x for x in Fa3Backward.options if x != "gradients")
+    options_with_irregular_masks = options
     configs = (
         tile_config(64, 128, 2, cluster=2, min_head_dim=136, max_head_dim=192, bulk_add=False),
         tile_config(64, 128, 2, cluster=2, ds_stages=1, min_head_dim=200, bulk_add=False),

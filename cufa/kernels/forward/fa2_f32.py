@@ -22,7 +22,7 @@ class Fa2ForwardF32(Kernel):
     precisions = ("float32", "tf32")
     masks: tuple[str, ...] = MASK_KINDS
     options: tuple[str, ...] = ("padded", "packed", "alibi", "sink", "score", "dropout")
-    options_with_irregular_masks = ("alibi", "sink", "score", "dropout")
+    options_with_irregular_masks = options
     any_v_dim = True
     skip_masked_tiles = True
     configs = (

@@ -155,7 +155,7 @@ class Fa3Forward(ForwardKernel):
     dtypes = ("float16", "bfloat16")
     masks = MASK_KINDS
     options = (*Fa2Forward.options, "running")
-    options_with_irregular_masks = ("alibi", "sink", "score", "dropout", "running")
+    options_with_irregular_masks = (*Fa2Forward.options_with_irregular_masks, "running")
     folds_score_scale = True
     any_v_dim = True
     page_multiple = 8
