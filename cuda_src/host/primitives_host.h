@@ -176,6 +176,7 @@ DEVICE void computed_here(u64) {}
 // ---- reduction.cuh, maximum.cuh, semaphore.cuh: reductions.cpp
 void red_add_f32(float* p, float v, SITE);
 void red_add_f32x4(float* p, float v0, float v1, float v2, float v3, SITE);
+void red_add_u64(void* p, u64 v, SITE);
 void red_max_u32(u32* p, u32 v, SITE);
 void red_release_gpu_add(u32* counter, u32 v, SITE);
 u32 ld_acquire_gpu(const u32* counter, SITE);

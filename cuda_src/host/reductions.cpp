@@ -29,6 +29,14 @@ static void add_to_global(float* global, const float (&values)[COUNT], Site site
 
 void red_add_f32(float* p, float v, Site site) { add_to_global(p, {v}, site); }
 void red_add_f32x4(float* p, float v0, float v1, float v2, float v3, Site site) { add_to_global(p, {v0, v1, v2, v3}, site); }
+void red_add_u64(void* p, u64 v, Site site) {
+  Thread& thread = current();
+  Block& block = *thread.block;
+  if (!check_global(thread, p, 8, Access::atomic, "red.add", site)) return;
+  __atomic_fetch_add(static_cast<u64*>(p), v, __ATOMIC_RELAXED);
+  block.counters.reductions += 1;
+  if (block.counted) count_global(thread, AccessLog::global_write, p, 8, site);
+}
 void red_max_u32(u32* p, u32 v, Site site) {
   Thread& thread = current();
   Block& block = *thread.block;

@@ -17,4 +17,7 @@ DEVICE void red_add_f32x4(float* p, float v0, float v1, float v2, float v3) {
   asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(p), "f"(v0), "f"(v1), "f"(v2), "f"(v3)
                : "memory");
 }
+
+// red.relaxed.gpu.global.add.u64: of integers, so that the order of additions does not matter.
+DEVICE void red_add_u64(void* p, u64 v) { asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory"); }
 #endif  // __CUDACC__

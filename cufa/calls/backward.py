@@ -82,7 +82,6 @@ def flash_attention_backward(
         As in the forward call; precision may differ.
     gradients : tuple of names, or dict of names to arrays
         Arrays of ``score`` (or "bias") whose gradients are returned, too. A dict names the arrays that receive them.
-        On a GPU not with ``deterministic=True``.
     algorithm : "auto", "fa3" or "fa2"
         Which kernel computes the gradients; it may differ from the forward call's. Forward algorithms without a
         backward ("fa2_noskip", "fa1" and "naive") mean "auto".
@@ -90,8 +89,8 @@ def flash_attention_backward(
         Gradient of the loss with respect to lse, of lse's shape and dtype, if the loss depends on lse.
     deterministic : bool
         True: all results have the same bits in every run. False: dk, dv and dsink have, under every mask; the last bits
-        of dq may differ, because its addition order depends on when thread blocks run. The CPU path is always
-        deterministic.
+        of dq and of gradients of arrays may differ, because their addition order depends on when thread blocks run. The
+        CPU path is always deterministic. True takes workspace: 80 bytes for each element of such an array.
     dq, dk, dv : array, optional
         Arrays that receive the results: shape and dtype of q, k and v, NumPy or CuPy as q. They must not overlap an
         input or each other.

@@ -133,8 +133,6 @@ def _gradient_reasons(kernel: Kernel, problem: Problem) -> Iterator[str]:
     score = problem.score
     if score is None or not score.gradients:
         return
-    if problem.deterministic:
-        yield "adds gradients of a score function's arrays in any order (deterministic)"
     if any(math.prod(score.shapes[score.place_of(name)]) >= 2**31 for name in score.gradients):
         yield "takes gradients of arrays of fewer than 2^31 elements"
     if kernel.score_derivatives_without_score:
@@ -150,6 +148,9 @@ def unproven(kernel: Kernel, problem: Problem) -> str | None:
     if problem.mask.irregular_kind and problem.lengths.kind in _LENGTHS:
         lengths, mask = _LENGTHS[problem.lengths.kind], problem.mask
         return f"has not run on a GPU with {lengths} under {mask}: pass algorithm={kernel.algorithm!r}"
+    if problem.deterministic and problem.score is not None and problem.score.gradients:
+        gradients = _OPTIONS["gradients"]
+        return f"has not run on a GPU with {gradients} in a fixed order: pass algorithm={kernel.algorithm!r}"
     return None
 
 

@@ -231,6 +231,11 @@ def _red_add(probe: Probe) -> Expected:
     return Expected(out.view(np.uint32))
 
 
+def _red_add_u64(probe: Probe) -> Expected:
+    """Sums modulo 2^64."""
+    return Expected(probe.inputs.view(np.uint64).reshape(-1, 4).sum(0).view(np.uint32))
+
+
 def _red_max(probe: Probe) -> Expected:
     return Expected(probe.inputs.reshape(-1, 4).max(0))
 

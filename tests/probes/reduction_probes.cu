@@ -26,6 +26,11 @@ KERNEL probe_red_max(const __grid_constant__ ProbeParams p) {
   red_max_u32(p.out + threadIdx.x % 4, ld_global<u32>(p.in + blockIdx.x * blockDim.x + threadIdx.x));
 }
 
+// Every thread adds its number of 64 bits to one of four sums.
+KERNEL probe_red_add_u64(const __grid_constant__ ProbeParams p) {
+  red_add_u64(p.out + threadIdx.x % 4 * 2, ld_global<u64>(p.in + (blockIdx.x * blockDim.x + threadIdx.x) * 2));
+}
+
 // Blocks of two warps take turns: each reads what the block before has written, and writes what that becomes. Out: the
 // counter, then the words as every block left them.
 KERNEL probe_semaphore(const __grid_constant__ ProbeParams p) {

@@ -62,7 +62,9 @@ class Build:
         )
         if some(0.3):
             score = one(["relative", "capped", "scaled", "bias"])
-        of_sequences = "columns" not in mask and mask != "bits"  # else of a key or score in arrays of one length
+        of_sequences = (
+            "columns" not in mask and mask != "bits"
+        )  # else of a key or score in arrays of one length
         lengths = one(["dense", "padded", "packed"] if of_sequences else ["dense", "padded"])
         return cls(
             dtype, one(["float32", "tf32"]) if dtype == "float32" else None, head_dim,
@@ -166,7 +168,7 @@ def _score(
     build: Build, rng: Rng, options: dict[str, Any], batch: int, heads: int, seqlen_q: int, seqlen_k: int
 ) -> tuple[str, ...]:
     """Adds the score function to the options; returns the arrays whose gradients are asked for."""
-    ask = rng.random() < 0.5 and not build.deterministic
+    ask = rng.random() < 0.5
     if build.score == "relative":
         options["score"] = cufa.score(relative, table=rng.standard_normal((heads, 40)).astype(np.float32))
         return ("table",) * ask

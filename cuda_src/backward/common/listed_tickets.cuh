@@ -6,8 +6,8 @@
 
 constexpr bool LISTED_TICKETS = DETERMINISTIC && is_irregular(MASK_KIND);
 
-// Tickets (mask heads or key/value heads, key blocks, query tiles), directly before the mask's part of the workspace. Sequences of
-// different lengths, and masks with sets of tokens, have tickets for each sequence.
+// Tickets (mask heads or key/value heads, key blocks, query tiles), directly before the mask's part of the workspace. With
+// LENGTHS, and under masks with sets of tokens, each sequence has its own.
 struct ListedTickets {
   static constexpr bool BY_SEQUENCE = MASK_KIND == MASK_SETS || LENGTHS_KIND != DENSE;
   u32* tickets;

@@ -1,6 +1,7 @@
 // Score functions (shared/score_function.cuh) in backward kernels: P needs the changed scores, dS the derivative with respect to
 // the old ones, and arrays may have gradients.
 #pragma once
+#include "backward/common/exact_sums.cuh"
 #include "backward/params.cuh"
 #include "primitives/reduction.cuh"
 #include "shared/dropout.cuh"
@@ -50,7 +51,9 @@ DEVICE float times_weight(float dS, float derivative) { return dS == 0.0f ? 0.0f
 // The prepare pass: zeros in the gradients of arrays, by all its threads.
 template <int THREADS, typename Params>
 DEVICE void zero_score_gradients(const Params& p) {
-  if constexpr (SCORE_GRADIENTS) {
+  if constexpr (SCORE_GRADIENTS && DETERMINISTIC) {
+    ExactSums<Params>{p}.template clear<THREADS>();
+  } else if constexpr (SCORE_GRADIENTS) {
     const ScoreArray* const arrays[4] = {&p.array0, &p.array1, &p.array2, &p.array3};
     float* const gradients[4] = {p.dscore0, p.dscore1, p.dscore2, p.dscore3};
 #pragma unroll
@@ -63,6 +66,12 @@ DEVICE void zero_score_gradients(const Params& p) {
       }
     }
   }
+}
+
+// The convert pass: gradients of arrays from their exact sums.
+template <int THREADS, typename Params>
+DEVICE void round_score_gradients(const Params& p) {
+  if constexpr (SCORE_GRADIENTS && DETERMINISTIC) ExactSums<Params>{p}.template round<THREADS>();
 }
 
 // This lane's sums for the gradients of arrays. Neighbouring scores often read the same element (a clipped distance): their sum
@@ -79,8 +88,8 @@ struct ArrayGradients {
 
   // Adds a tile of S^T, by all lanes of a warp. The score of key 8r and query 8t + e, from the lane's first, read element
   // place(r, t, e); value(r, t, e) is its contribution to that element's gradient.
-  template <int G, int ROWS, int TILES, typename Place, typename Value>
-  DEVICE void add(float* target, const Place& place, const Value& value) {
+  template <int G, int ROWS, int TILES, typename Target, typename Place, typename Value>
+  DEVICE void add(Target* target, const Place& place, const Value& value) {
     bool same = true;
 #pragma unroll
     for (int t = 0; t < TILES; ++t) {
@@ -123,7 +132,7 @@ struct ArrayGradients {
                       const RowOf& row, const Old& old, const Gradient& dS) {
     if constexpr (SCORE_GRADIENTS && G < Function::GRADIENTS) {
       add<G, ROWS, TILES>(
-          Function::target(p, Size<G>{}),
+          target_of<G>(p),
           [&](int r, int t, int e) { return function.place(Size<G>{}, row(t, e), columns[r]); },
           [&](int r, int t, int e) {
             return times_weight(dS(r, t, e), function.weight(Size<G>{}, old(r, t, e), row(t, e), columns[r]));
@@ -133,8 +142,8 @@ struct ArrayGradients {
   }
 
   // Adds the sums that are still in registers. At the end, by all lanes of a warp.
-  template <int G>
-  DEVICE void finish(float* target) {
+  template <int G, typename Target>
+  DEVICE void finish(Target* target) {
     const int first = int(shfl(u32(held[G]), 0));
     if (warp_any(held[G] != first)) {
       pass_on<G>(target);
@@ -149,15 +158,28 @@ struct ArrayGradients {
   template <int G = 0>
   DEVICE void finish_all(const KernelParams& p) {
     if constexpr (SCORE_GRADIENTS && G < Function::GRADIENTS) {
-      finish<G>(Function::target(p, Size<G>{}));
+      finish<G>(target_of<G>(p));
       finish_all<G + 1>(p);
     }
   }
 
  private:
+  // The gradient of an array; DETERMINISTIC: its exact sums.
+  template <int G>
+  DEVICE static auto target_of(const KernelParams& p) {
+    if constexpr (DETERMINISTIC) {
+      return ExactSums<KernelParams>{p}.of(Function::target(p, Size<G>{}));
+    } else {
+      return Function::target(p, Size<G>{});
+    }
+  }
   template <int G>
   DEVICE void pass_on(float* target) const {
     if (held[G] >= 0) red_add_f32(target + held[G], sum[G]);
+  }
+  template <int G>
+  DEVICE void pass_on(char* sums) const {
+    if (held[G] >= 0) add_exactly(sums + i64(held[G]) * SUM_BYTES, sum[G]);
   }
 };
 

@@ -468,4 +468,5 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
 
 KERNEL __launch_bounds__(PASS_THREADS) fa2_backward_f32_convert(const __grid_constant__ KernelParams p) {
   convert_strip(p);
+  round_score_gradients<PASS_THREADS>(p);
 }

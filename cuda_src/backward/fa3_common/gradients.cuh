@@ -15,8 +15,7 @@ DEVICE void hide_scores_of_tile(const KeyBlock& block, float (&S_rmem)[Br / 2], 
   const int first_key = block.first_key() + key, row = block.q_tile(tile) * Br + S.lane_column(lane);
   if constexpr (IRREGULAR) {
     const int member = MASK_KIND == MASK_BITS ? tile.head - block.kv_head() * block.query_group_size() : 0;
-    const IrregularMask<MASK_KIND, BackwardParams> mask(block.p, block.mask(), diagonal_of(block.p, block.sequence()),
-                                                        block.batch(), block.kv_head(), member);
+    const auto mask = irregular_mask<BackwardParams>(block.p, block.batch(), block.kv_head(), member);
     hide_scores_by_keys(S, mask, first_key, row);
   } else {
     hide_scores_by_keys(S, block.mask(), first_key, row);

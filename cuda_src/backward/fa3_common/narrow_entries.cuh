@@ -62,4 +62,5 @@ KERNEL __launch_bounds__(PASS_THREADS)
                          const __grid_constant__ TensorMap) {
   grid_await_previous();
   convert_strip(p, IS_PERSISTENT ? HeadBatches{p}.left() : 0);
+  round_score_gradients<PASS_THREADS>(p);
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from ...gpu.architectures import Device
 from ...problem.problem import MASK_KINDS, Problem
@@ -46,6 +47,20 @@ def listed_tickets(problem: Problem, config: TileConfig) -> tuple[int, int]:
         heads *= min(sizes["heads"], problem.kv_heads)
     tiles = heads * ceil_div(problem.seqlen_q, config.block_q)
     return tiles, align_up(4 * tiles * ceil_div(problem.seqlen_k, config.block_kv), 16)
+
+
+_SUM_BYTES = 80  # SUM_BYTES of backward/common/exact_sums.cuh
+
+
+def before_mask(problem: Problem, config: TileConfig, used: int) -> int:
+    """Bytes of the workspace before the mask's part: ``used``; in a fixed order also exact sums for the gradients of
+    arrays, and tickets."""
+    score, (_, listed) = problem.score, listed_tickets(problem, config)
+    sums = 0
+    if problem.deterministic and score is not None:
+        elements = sum(math.prod(score.shapes[score.place_of(name)]) for name in score.gradients)
+        sums = elements * _SUM_BYTES
+    return align_up(used, 16) + sums + listed if sums + listed else used
 
 
 def prepare_launches(name: str, problem: Problem, config: TileConfig, blocks: int) -> tuple[Launch, ...]:
@@ -139,9 +154,7 @@ class Fa2Backward(Kernel):
         batch, _, rows, _ = problem.shapes[0]
         counters = problem.query_blocks(config.block_q) * problem.heads if problem.deterministic else 0
         numbers = batch * problem.heads * rows * 8 + (counters + problem.sink * _strips(problem)) * 4
-        used = _strips(problem) * STRIP * problem.head_dim * 4 + numbers
-        _, listed = listed_tickets(problem, config)
-        return align_up(used, 16) + listed if listed else used
+        return before_mask(problem, config, _strips(problem) * STRIP * problem.head_dim * 4 + numbers)
 
     def choose(self, problem: Problem, fitting: tuple[BackwardConfig, ...], device: Device) -> BackwardConfig:
         """The first config of which an SM holds ``blocks_per_sm`` blocks; or the same with half of the keys, if few

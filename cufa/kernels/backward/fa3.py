@@ -9,7 +9,7 @@ from ...schedule.order import Order
 from ...schedule.schedule import Schedule
 from ..base import Kernel
 from ..config import Box, Buffer, Launch, Split, ceil_div
-from .fa2 import PASS_WARPS, STRIP, Fa2Backward, listed_tickets, prepare_launches
+from .fa2 import PASS_WARPS, STRIP, Fa2Backward, before_mask, prepare_launches
 from .fa3_config import (
     ITEM_BYTES,
     WARPGROUP_KEYS,
@@ -117,14 +117,10 @@ class Fa3Backward(Kernel):
         strips = _strips(problem, config)
         tiles = strips * STRIP // config.block_q
         tile = config.block_q * (problem.head_dim + 2) * 4 + (128 if problem.deterministic else 0)
-        _, listed = listed_tickets(problem, config)
-        return listed + (
-            128
-            + tiles * tile
-            + problem.sink * strips * 4
-            + config.persistent
-            * (_items(problem, config) * ITEM_BYTES + 16 * problem.batch * problem.kv_heads)
-        )
+        used = 128 + tiles * tile + problem.sink * strips * 4
+        if config.persistent:
+            used += _items(problem, config) * ITEM_BYTES + 16 * problem.batch * problem.kv_heads
+        return before_mask(problem, config, used)
 
     def boxes(self, config: Fa3BackwardConfig) -> dict[str, Box]:
         """A tile of queries, and the keys or values of one consumer."""
