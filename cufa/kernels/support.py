@@ -142,18 +142,6 @@ def _gradient_reasons(kernel: Kernel, problem: Problem) -> Iterator[str]:
             yield "takes a soft cap with gradients of arrays only where the derivative with respect to the score is 1"
 
 
-def unproven(kernel: Kernel, problem: Problem) -> str | None:
-    """Why "auto" passes over a kernel that serves a problem, as a sentence without its subject: the combination was
-    executed on a CPU, but has not run on a GPU. None: it has."""
-    if problem.mask.irregular_kind and problem.lengths.kind in _LENGTHS:
-        lengths, mask = _LENGTHS[problem.lengths.kind], problem.mask
-        return f"has not run on a GPU with {lengths} under {mask}: pass algorithm={kernel.algorithm!r}"
-    if problem.deterministic and problem.score is not None and problem.score.gradients:
-        gradients = _OPTIONS["gradients"]
-        return f"has not run on a GPU with {gradients} in a fixed order: pass algorithm={kernel.algorithm!r}"
-    return None
-
-
 def _mask_reasons(kernel: Kernel, problem: Problem) -> Iterator[str]:
     """Every kernel serves band masks. Irregular masks go with the options of ``options_with_irregular_masks`` only."""
     mask, kind = problem.mask, problem.mask.irregular_kind

@@ -49,7 +49,6 @@ FORWARD, BACKWARD = (
 WHOLE = [x for x in KERNELS.values() if x.operation == "backward" and "alibi" in x.options]
 CHANGING = [x for x in OPTIONS if {"alibi_slopes", "sink"} & OPTIONS[x].keys()]
 BOTH = (False, True)
-#: Those that "auto" takes on a GPU.
 BANDS = [x for x in OPTIONS if "mask" not in OPTIONS[x] or not OPTIONS[x]["mask"].irregular_kind]
 
 
@@ -86,7 +85,7 @@ def served(backend, specs, *more, options=OPTIONS):
 @pytest.mark.parametrize("deterministic", BOTH)
 @pytest.mark.parametrize("head_dim", [64, 40, 128, 256])
 @pytest.mark.parametrize("lengths", LENGTHS)
-@pytest.mark.parametrize("options", BANDS)
+@pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("kind", RAGGED)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @backends("gpu")
