@@ -57,15 +57,11 @@ class Build:
             return choices[rng.integers(len(choices))]
 
         dtype, head_dim, score = one(["float16", "bfloat16", "bfloat16", "float32"]), one(head_dims), ""
-        mask = one(
-            ["full", "causal", "window", "prefix", "streaming", "global", "columns", "columns2", "bits"]
-        )
+        of_sequences = ["full", "causal", "window", "prefix", "streaming", "global", "chunks", "either"]
+        mask = one([*of_sequences, "columns", "columns2", "bits"])
         if some(0.3):
             score = one(["relative", "capped", "scaled", "bias"])
-        of_sequences = (
-            "columns" not in mask and mask != "bits"
-        )  # else of a key or score in arrays of one length
-        lengths = one(["dense", "padded", "packed"] if of_sequences else ["dense", "padded"])
+        lengths = one(["dense", "padded", "packed"] if mask in of_sequences else ["dense", "padded"])
         return cls(
             dtype, one(["float32", "tf32"]) if dtype == "float32" else None, head_dim,
             one(head_dims) if some(0.25) else head_dim, one([(1, 1), (2, 1), (4, 2), (3, 3)]), lengths, mask,
@@ -154,6 +150,10 @@ def _mask(kind: str, rng: Rng, batch: int, kv_heads: int, seqlen_q: int, seqlen_
         return {"mask": masks.streaming(up_to(20), up_to(seqlen_k))}
     if kind == "global":
         return {"mask": masks.global_window(up_to(20), up_to(50), up_to(50))}
+    if kind == "chunks":
+        return {"mask": masks.chunks(1 + up_to(60))}
+    if kind == "either":
+        return {"mask": masks.window(up_to(40), up_to(9)) | masks.prefix(up_to(seqlen_k, batch))}
     spread = (batch if rng.random() < 0.5 else 1, kv_heads if rng.random() < 0.5 else 1)
     if kind == "bits":
         return {"mask": rng.random((*spread, seqlen_q, seqlen_k)) < rng.uniform(0.02, 0.9)}
