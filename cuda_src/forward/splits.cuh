@@ -9,13 +9,13 @@
 #include "shared/alibi_sink.cuh"
 #include "shared/dropout.cuh"
 #include "shared/fragment_view.cuh"
+#include "shared/packed_blocks.cuh"
 #include "shared/parts.cuh"
 
 constexpr int HEAD_ROWS = BLOCK_Q / PACKED_HEADS;  // queries of one head in a tile
 constexpr int COMBINE_THREADS = 256;
 static_assert(HEAD_ROWS * PACKED_HEADS == BLOCK_Q && HEAD_ROWS % 16 == 0, "heads have whole 16-row tiles");
 static_assert(PACKED_HEADS == 1 || SPLIT_KEYS, "only the merge of SPLIT_KEYS unpacks packed heads");
-static_assert(!SPLIT_KEYS || LENGTHS_KIND != PACKED, "SPLIT_KEYS takes no packed sequences");
 static_assert(PACKED_HEADS == 1 || (LENGTHS_KIND == DENSE && !is_irregular(MASK_KIND)), "heads share tiles of whole arrays");
 
 // The query in a row of the tile, counted from the first query of the query block.
@@ -65,6 +65,11 @@ DEVICE float* first_part(const AttentionParams& p) { return static_cast<float*>(
 // Row `row` of a split's part in the workspace.
 template <typename Params>
 DEVICE float* part_row(const Params& p, const WorkItem& item, int split, int row) {
+  if constexpr (LENGTHS_KIND == PACKED) {
+    const u32 first = first_packed_block<HEAD_ROWS>(int(sequence_of(p, item.batch).first_row()), item.batch);
+    const i64 tile = i64(item.head) * num_packed_blocks<HEAD_ROWS>(p.total_q, p.batch) + first + item.q_block;
+    return first_part(p) + ((tile * p.num_splits + split) * BLOCK_Q + row) * SLOT_ROW;
+  }
   const int Tr = (p.seqlen_q - 1) / HEAD_ROWS + 1;
   const i64 tile = (i64(item.batch) * (p.heads / PACKED_HEADS) + item.head / PACKED_HEADS) * Tr + item.q_block;
   return first_part(p) + ((tile * p.num_splits + split) * BLOCK_Q + row) * SLOT_ROW;
@@ -92,16 +97,11 @@ DEVICE void leave_part(const Params& p, const WorkItem& item, int first_row, int
   }
 }
 
-// The second launch: one thread per four columns of an output row. A row has no parts if its query block sees no key, or if it is
-// padding. A sink joins as one more part, without values; the factor of kept weights (DROPOUT) is that of whole rows.
+// Four columns of an output row. A row has no parts if its query block sees no key, or if it is padding. A sink joins as one more
+// part, without values; the factor of kept weights (DROPOUT) is that of whole rows.
 template <int BC, typename Params>
-DEVICE void combine_splits(const Params& p) {
-  const u32 index = blockIdx.x * COMBINE_THREADS + threadIdx.x;
-  const u32 row = index / VECTORS, rows = u32(p.batch) * u32(p.heads) * u32(p.seqlen_q);
-  if (row >= rows) return;
-  const int vector = int(index % VECTORS), query = int(row % u32(p.seqlen_q)), q_block = query / HEAD_ROWS;
-  const u32 head_of_batch = row / u32(p.seqlen_q);
-  const WorkItem item = {q_block, int(head_of_batch % u32(p.heads)), int(head_of_batch / u32(p.heads))};
+DEVICE void combine_row(const Params& p, const WorkItem& item, int query, int vector) {
+  const int q_block = item.q_block;
   const auto sequence = sequence_of(p, item.batch);
   const bool exists = LENGTHS_KIND == DENSE || query < sequence.rows();
   const TileRange tiles = exists ? tiles_of_block<BC>(p, head_mask(p, sequence), q_block) : TileRange{};
@@ -111,6 +111,32 @@ DEVICE void combine_splits(const Params& p) {
   merge_parts(o, m, l, tiles.empty() ? 0 : (count + each - 1) / each, vector,
               [&](int split) { return part_row(p, item, split, tile_row); });
   if (SINK && exists) add_part(o, m, l, {}, {float_as_u32(load_sink(p.sink + item.head) * LOG2_E), float_as_u32(1.0f)});
-  if (vector == 0 && p.lse != nullptr) st_global(lse_row(p, item, query), natural_lse(m, l));
-  store_vector(output_row(p, item, query) + vector * 8, o, of_kept(p, l == 0.0f ? 0.0f : rcp(l)));
+  if constexpr (LENGTHS_KIND == PACKED) {
+    float* const lse = p.lse + row_stats_index(p, sequence, item.head) + query;
+    if (vector == 0 && p.lse != nullptr) st_global(lse, natural_lse(m, l));
+    char* const out = output_row(p, {q_block, item.head, 0}, int(sequence.first_row()) + query);
+    store_vector(out + vector * 8, o, of_kept(p, l == 0.0f ? 0.0f : rcp(l)));
+  } else {
+    if (vector == 0 && p.lse != nullptr) st_global(lse_row(p, item, query), natural_lse(m, l));
+    store_vector(output_row(p, item, query) + vector * 8, o, of_kept(p, l == 0.0f ? 0.0f : rcp(l)));
+  }
+}
+
+// The second launch: one thread per four columns of an output row.
+template <int BC, typename Params>
+DEVICE void combine_splits(const Params& p) {
+  const u32 index = blockIdx.x * COMBINE_THREADS + threadIdx.x;
+  if constexpr (LENGTHS_KIND == PACKED) {
+    const u32 row = index / VECTORS;
+    if (row >= u32(p.heads) * u32(p.total_q)) return;
+    const int place = int(row % u32(p.total_q)), sequence = sequence_of_row(p.cu_seqlens_q, p.batch, place);
+    const int query = place - int(sequence_of(p, sequence).first_row());
+    combine_row<BC>(p, {query / HEAD_ROWS, int(row / u32(p.total_q)), sequence}, query, int(index % VECTORS));
+  } else {
+    const u32 row = index / VECTORS, rows = u32(p.batch) * u32(p.heads) * u32(p.seqlen_q);
+    if (row >= rows) return;
+    const int vector = int(index % VECTORS), query = int(row % u32(p.seqlen_q)), q_block = query / HEAD_ROWS;
+    const u32 head_of_batch = row / u32(p.seqlen_q);
+    combine_row<BC>(p, {q_block, int(head_of_batch % u32(p.heads)), int(head_of_batch / u32(p.heads))}, query, vector);
+  }
 }

@@ -118,7 +118,8 @@ struct IrregularMask : TokenSets {
   // `band` and `diagonal` are those of sequence `batch`. `member`: which head of the query group. Bits may differ between them.
   DEVICE IrregularMask(const Params& p, const Band<KIND>& band, i64 diagonal, int batch, int kv_head, int member)
       : TokenSets{}, rows(band.rows), keys(band.keys), first(band.first), last(band.last), workspace(p),
-        first_run(workspace.of_head(p.mask, batch, kv_head)), run_offset(offset_of_runs(p, band)), line_places(places_of_line(p)) {
+        first_run(workspace.of_head(p.mask, batch, kv_head)), run_offset(offset_of_runs(p, band)),
+        line_places(places_of_line(p)) {
     if constexpr (SETS) {
       const int sequence = LENGTHS_KIND == PACKED ? min(batch, p.batch - 1) : batch;  // padding after the last has no rows
       auto of_sequence = [&](const i32* values, i32 all) {

@@ -9,6 +9,20 @@ DEVICE u32 first_packed_block(int begin, int sequence) { return u32(begin) / BLO
 template <int BLOCK>
 DEVICE u32 num_packed_blocks(int total, int batch) { return u32(total) / BLOCK + u32(batch) + 1; }
 
+// The sequence of a packed row: the last that begins at or before it. Rows after the last sequence: `batch`.
+DEVICE int sequence_of_row(const i32* cu_seqlens, int batch, int row) {
+  int low = 0, high = batch;
+  while (low < high) {
+    const int middle = (low + high + 1) / 2;
+    if (ld_global<i32>(cu_seqlens + middle) <= row) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  return low;
+}
+
 struct PackedBlock {
   int sequence, block;  // the block may lie past the end of its sequence
 };

@@ -159,8 +159,7 @@ def flash_attention(
         Thread blocks of a GPU that share the keys of each query block. Their partial results are merged in the order
         of the keys: every run gives the same bits. None: the planner decides; it splits only if queries are too few to
         fill the GPU. At most one split per key tile. FA3's kernels, and FA2's for float16 and bfloat16, split keys,
-        except with invariant; the CPU does not. Under irregular masks, and with lengths, caches, ALiBi, sinks, score
-        functions, dropout or float8_e4m3, keys are split only if both num_splits and algorithm say so.
+        except with invariant; the CPU does not.
     precision : None, "float32" or "tf32"
         For float32 inputs on a GPU. None keeps float32 accuracy, unless ``CUPY_TF32=1`` is set.
     q_scale, k_scale, v_scale : float32 array, optional

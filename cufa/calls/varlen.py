@@ -10,7 +10,7 @@ from ..plan.dense import BACKWARD, FORWARD
 from ..problem.checks import check_flag
 from ..problem.dropout import resolve_dropout
 from ..problem.float8 import is_float8
-from ..problem.options import Options, check_causal, read_forward
+from ..problem.options import Options, check_causal, check_num_splits, read_forward
 from ..problem.score_function import Score, check_gradients, resolve_score
 from ..problem.typing import (
     Accumulate,
@@ -62,7 +62,7 @@ def flash_attention_varlen(
     causal: bool = False, window: tuple[int | None, int | None] | None = None, mask: AnyMask | None = None,
     softcap: float | None = None, scale: float | None = None, alibi_slopes: Any = None, sink: Any = None,
     score: Score | None = None, bias: Any = None, dropout: float | None = None, seed: Any = None,
-    algorithm: Algorithm = "auto", precision: Precision | None = None,
+    algorithm: Algorithm = "auto", num_splits: int | None = None, precision: Precision | None = None,
     q_scale: Any = None, k_scale: Any = None, v_scale: Any = None, out_dtype: OutDtype | None = None,
     accumulate: Accumulate | None = None,
     return_lse: bool = False, out: Any = None, lse: Any = None, device: Place | None = None, **unknown: Never,
@@ -110,7 +110,7 @@ def flash_attention_varlen(
         Where to write the results: (total_q, heads, head_dim), and with ``return_lse=True`` (heads, total_q).
     q_scale, k_scale, v_scale : float32 array, optional
         As for :func:`flash_attention`, in the shapes that :func:`quantize` returns with ``cu_seqlens``.
-    softcap, scale, algorithm, precision, out_dtype, accumulate, return_lse, device
+    softcap, scale, algorithm, num_splits, precision, out_dtype, accumulate, return_lse, device
         As for :func:`flash_attention`.
 
     Returns
@@ -127,12 +127,14 @@ def flash_attention_varlen(
     if unknown:
         raise unknown_keyword(flash_attention_varlen, unknown)
     causal, invariant = check_causal(causal), check_flag("invariant", invariant)
+    num_splits = check_num_splits(num_splits)
     changes = typed(window), _seen_by(mask), softcap, type(softcap)
     change = resolve_score(score, bias)
     expression = change and change.expression
     dropped, seed = resolve_dropout(dropout, seed)
     options = (
-        causal, scale, type(scale), algorithm, precision, return_lse, device, changes, expression, invariant, dropped,
+        causal, scale, type(scale), algorithm, num_splits, precision, return_lse, device, changes, expression,
+        invariant, dropped,
     )  # fmt: skip
     given: tuple[Any, ...] = q, k, v, out, lse, alibi_slopes, sink, None, None, cu_seqlens_q, cu_seqlens_k
     in_cache = not (cache_seqlens is block_table is k_new is v_new is tree is None)
@@ -150,7 +152,7 @@ def flash_attention_varlen(
     if invariant and not in_cache:
         raise invariant_without_cache()
     _check_given(cu_seqlens_q, True if in_cache else cu_seqlens_k)
-    arguments = return_lse, causal, window, mask, softcap, scale, precision, "bshd", algorithm
+    arguments = return_lse, causal, window, mask, softcap, scale, precision, "bshd", algorithm, num_splits
     if scaled or is_float8(q):
         from .float8 import PackedFloat8
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -243,7 +244,7 @@ class ForwardKernel(Kernel):
         if not config.split_keys:
             return (*before, launch)
         count = split.count if split else 2  # None: `cufa compile`, whose builds do not depend on it
-        vectors = problem.batch * problem.heads * problem.seqlen_q * problem.v_dim // 4
+        vectors = math.prod(problem.shapes[3]) // 4
         return (
             *before,
             dataclasses.replace(launch, grid=(launch.grid[0], count, 1), persistent=False),

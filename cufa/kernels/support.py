@@ -64,7 +64,7 @@ _SHORT = {
 _ANY_V_DIM = "; v's may differ"
 
 #: Options that go with split keys.
-_SPLIT_OPTIONS = {"alibi", "sink", "score", "dropout", "padded", "cache", "tree"}
+_SPLIT_OPTIONS = {"alibi", "sink", "score", "dropout", "padded", "packed", "cache", "tree"}
 
 
 def refusal(

@@ -84,12 +84,11 @@ class PackedOptions(_Packed, total=False):
     v_new: Any
     tree: Any
     invariant: bool
+    num_splits: int | None
 
 
 class ForwardOptions(PackedOptions, _Dense, total=False):
     """Keywords of :func:`cufa.flash_attention` except return_lse, where the result has q's dtype."""
-
-    num_splits: int | None
 
 
 class _Scaled(TypedDict, total=False):

@@ -132,6 +132,9 @@ def test_keys_in_splits(backend, algorithm, page_size, name):
         packed[case.queries(b)] = found[0][b, :, :new].swapaxes(0, 1)
         assert not found[0][b, :, new:].any()
     assert_attention_of(case, packed, **OPTIONS[name])
+    operands = {name: np.array(x) for name, x in case.operands.items()}
+    of_packed, _ = _call(backend, operands, algorithm=algorithm, num_splits=5, **OPTIONS[name])
+    assert_attention_of(case, of_packed, **OPTIONS[name])
 
 
 @backends("gpu")

@@ -147,6 +147,19 @@ def test_gradients_of_each_kernel(backend, spec, kind, options, lengths, head_di
         check(backend, case, "backward", algorithm=spec.algorithm, deterministic=deterministic)
 
 
+@pytest.mark.sampled(on="emulate", fixed=6, dated=2)
+@pytest.mark.sampled(on="gpu", fixed=16, dated=4, pairs=[("spec", "options")])
+@pytest.mark.parametrize("splits", [2, 5])
+@pytest.mark.parametrize("head_dim", [64, 40, 128, 256])
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("spec", [x for x in FORWARD if x.split_configs], ids=lambda s: s.name)
+@backends("emulate", "gpu")
+def test_split_keys_of_packed_sequences(backend, spec, options, lengths, head_dim, splits):
+    case = packed(lengths, options, head_dim, "bfloat16")
+    check(backend, case, "forward", algorithm=spec.algorithm, num_splits=splits)
+
+
 @pytest.mark.sampled(on="emulate", fixed=8, dated=2, pairs=[("spec", "options")])
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("options", OF_WHOLE_ARRAYS)

@@ -105,6 +105,7 @@ DEVICE int head_of(const WorkItem& item, int consumer) { return PACKED_HEADS == 
 
 // SPLIT_KEYS: parts are at the end of the workspace, after transposed values.
 DEVICE float* first_part(const Float8Params& p) {
-  const i64 tiles = i64(p.batch) * (p.heads / PACKED_HEADS) * ((p.seqlen_q - 1) / HEAD_ROWS + 1);
+  i64 tiles = i64(p.batch) * (p.heads / PACKED_HEADS) * ((p.seqlen_q - 1) / HEAD_ROWS + 1);
+  if constexpr (LENGTHS_KIND == PACKED) tiles = i64(p.heads) * num_packed_blocks<HEAD_ROWS>(p.total_q, p.batch);
   return static_cast<float*>(p.workspace) + p.mask.workspace / 4 - tiles * p.num_splits * BLOCK_Q * SLOT_ROW;
 }
