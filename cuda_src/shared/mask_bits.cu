@@ -17,8 +17,8 @@ struct BitsParams {
   const u32* by_row;  // the input of transpose_bits
   u32* words;         // the result: (batch, heads, rows, words of keys), by key (batch, heads, keys, words of rows)
   i64 batch, heads, rows, keys, delta;
-  const i32 *cu_rows, *cu_keys;  // packed sequences, all in one matrix: (sequences + 1), where each begins; else null
-  i64 sequences;
+  const i32 *cu_rows, *cu_keys;  // packed sequences: where each begins, and the end of the last; else null
+  i64 sequences;                 // of one matrix; 0: each sequence has a matrix
 };
 
 // Transposes 32 x 32 bits over the lanes of a warp: bit n of lane m becomes bit m of lane n.
@@ -59,6 +59,13 @@ struct SequenceOfKey {
   DEVICE SequenceOfKey(const BitsParams& p, int of_matrix, int key)
       : index(of_matrix), delta(int(p.delta)), end_row(int(p.rows)) {
     if (p.cu_keys == nullptr) return;
+    if (p.sequences == 0) {
+      const int keys = ld_global<i32>(p.cu_keys + index + 1) - ld_global<i32>(p.cu_keys + index);
+      end_row = ld_global<i32>(p.cu_rows + index + 1) - ld_global<i32>(p.cu_rows + index);
+      delta = keys - end_row;
+      if (key >= keys) end_row = 0;
+      return;
+    }
     index = 0;  // the last sequence that begins at the key or before
     for (int behind = int(p.sequences); behind - index > 1;) {
       const int middle = (index + behind) / 2;

@@ -219,21 +219,25 @@ class PackedCall(Call):
 
     def check(self, on_gpu: bool) -> tuple[Self, Problem]:
         """Under a mask function, the problem is one sequence of all tokens. Its mask has a bit for each score: 0 if
-        query and key are of different sequences."""
+        query and key are of different sequences. With options that depend on positions, each sequence has bits of its
+        own."""
         call, problem = super().check(on_gpu)
         mask, lengths = problem.mask, problem.lengths
         if not isinstance(mask, Where) or not isinstance(lengths, Packed):
             return call, problem
-        others = {"alibi_slopes": problem.alibi, "score or bias": problem.score, "dropout": problem.dropped}
-        for name, given in others.items():
-            if given:
-                raise ValueError(
-                    f"{name} with packed sequences takes no mask function, here {mask}: use the builders of cufa.masks"
-                )
         edges = call.inputs["cu_seqlens_q"], call.inputs["cu_seqlens_k"]
         totals = lengths.total_q, lengths.total_k
         sizes = problem.batch, problem.heads, problem.seqlen_q, problem.seqlen_k
         on_its_gpu = bits_on_gpu(self.first[1])
+        others = {"alibi_slopes": problem.alibi, "score or bias": problem.score, "dropout": problem.dropped}
+        if any(others.values()):
+            if not lengths.known:
+                name = next(name for name, given in others.items() if given)
+                raise ValueError(
+                    f"{name} and a mask function, here {mask}, read cu_seqlens on the host: pass NumPy arrays"
+                )
+            bits = mask.by_sequence(lengths.of_sequences(*sizes[2:]), sizes, edges, on_its_gpu)
+            return call, dataclasses.replace(problem, mask=bits)
         bits = mask.packed(sizes, edges, totals, on_its_gpu)
         if on_its_gpu is not None:  # a call from the host keeps cu_seqlens: it is checked again on the GPU
             inputs = {name: x for name, x in call.inputs.items() if not name.startswith("cu_seqlens")}

@@ -100,8 +100,9 @@ def flash_attention_varlen(
         The mask within each sequence, whose last query has the position of its last key. Masks may be bands of any
         kind, chunks, or functions (:func:`cufa.masks.where`): b is the index of the sequence, i and j count within it,
         and delta is its keys less its queries. With a function, every call makes a bit for each pair of a query and a
-        key of the arrays, total_q · total_k / 8 bytes, and reads the function's arrays anew. Such a call takes no
-        cache, ALiBi, score, bias or dropout, and on a GPU padding after the last sequence must be finite.
+        key of the arrays, total_q · total_k / 8 bytes, and reads the function's arrays anew; on a GPU padding after the
+        last sequence must be finite. With ALiBi, score, bias or dropout, and for ``a | b`` of other masks, each sequence
+        has as many bits as the longest, and cu_seqlens are on the host. Such calls take no cache.
     alibi_slopes, sink
         As for :func:`flash_attention`, with batch the number of sequences.
     score, bias, dropout, seed

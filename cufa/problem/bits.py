@@ -32,6 +32,8 @@ class Bits(Mask):
     """int32 (batch or 1, kv_heads or 1, seqlen_q, words)."""
     keys: int
     """seqlen_k."""
+    own_diagonal: bool = False
+    """Each sequence has its own δ, from its lengths; else all have that of the whole matrix."""
 
     def __post_init__(self) -> None:
         words = self.by_row.shape[-1]
@@ -65,11 +67,11 @@ class Bits(Mask):
             return self
         batches, heads = self.spread
         b, h = (batch if batches > 1 else 0), (head if heads > 1 else 0)
-        return Bits(Integers(self.by_row.values[b : b + 1, h : h + 1]), self.keys)
+        return dataclasses.replace(self, by_row=Integers(self.by_row.values[b : b + 1, h : h + 1]))
 
     def shift(self, seqlen_q: int, seqlen_k: int) -> int:
-        """δ of the whole matrix: in shorter sequences too, row i and key j mean bit (i, j)."""
-        rows, keys = self.matrix
+        """δ: in shorter sequences, too, row i and key j mean bit (i, j)."""
+        rows, keys = (seqlen_q, seqlen_k) if self.own_diagonal else self.matrix
         return keys - rows
 
     def edges(self, seqlen_q: int, seqlen_k: int) -> Edges:
@@ -95,10 +97,16 @@ class Bits(Mask):
     def outline(self) -> Mask:
         from .mask import Band
 
-        return self if self.known else Band(diagonal=self.shift(0, 0))
+        return (
+            self if self.known else Band(diagonal="bottom-right" if self.own_diagonal else self.shift(0, 0))
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """JSON; ``own_diagonal`` where it is True."""
+        return {name: x for name, x in super().as_json().items() if name != "own_diagonal" or x}
 
     def on_host(self) -> Bits:
-        return Bits(self.by_row.on_host(), self.keys)
+        return dataclasses.replace(self, by_row=self.by_row.on_host())
 
     # --- What kernels must do for it ----------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ _SCORES_AT_ONCE = 1 << 20
 
 BitsOnGpu = Callable[..., Any]
 """(mask, (batch, heads, seqlen_q, seqlen_k), words or None) to its words by row on the current GPU. For packed
-sequences also: cu_seqlens of queries and keys, and the number of sequences."""
+sequences also: cu_seqlens of queries and keys, and the number of sequences in one matrix (0: each has a matrix)."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -119,6 +119,24 @@ class Where(Mask):
             seen[:, key:end_key] = self.dense(end_row - row, end_key - key, b, h)
             words[0, h, row:end_row] = packed(seen)
         return Bits(Integers(words), totals[1])
+
+    def by_sequence(
+        self, lengths: tuple[tuple[int, int], ...], sizes: tuple[int, ...], edges: tuple[Any, Any],
+        on_gpu: tuple[int, BitsOnGpu] | None = None,
+    ) -> Bits:  # fmt: skip
+        """As :meth:`packed`, with a matrix for each sequence, of the most queries and keys of ``sizes``. ``lengths``:
+        (queries, keys) of each sequence."""
+        self.change.check_indexes(*sizes)
+        batch, heads, *most = sizes
+        matrix = batch, heads if "h" in self.change.expression.inputs else 1, *most
+        if on_gpu is not None:
+            return Bits(Integers(on_gpu[1](self, matrix, None, edges)), most[1], own_diagonal=True)
+        self._check_on_host()
+        seen = np.zeros(matrix, bool)
+        for b, h in np.ndindex(matrix[:2]):
+            rows, keys = lengths[b]
+            seen[b, h, :rows, :keys] = self.dense(rows, keys, b, h)
+        return dataclasses.replace(Bits.of(seen), own_diagonal=True)
 
     def _check_on_host(self) -> None:
         if any(map(is_device_array, self.arrays.values())):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,11 @@ import numpy.typing as npt
 
 from ..calls import optional_operands
 from ..calls.shapes import check_rows
+from ..problem.bits import Bits
 from ..problem.checks import check_not_masked
 from ..problem.dropout import dropout_of, resolve_dropout
 from ..problem.score_function import resolve_score
+from ..problem.where import Where
 from .dense import Array, attention_reference, attention_reference_backward
 
 
@@ -31,7 +34,7 @@ def attention_varlen_reference(
     o, lse = np.zeros((*q.shape[:2], v.shape[2])), np.full(q.shape[1::-1], -np.inf)
     for b, rows, keys in _sequences(cu_seqlens_q, cu_seqlens_k, (len(q), len(k))):
         arrays = _as_one(q[rows]), _as_one(k[keys]), _as_one(v[keys])
-        found = attention_reference(*arrays, return_lse=True, **_options_of(b, options, q.shape[1]))
+        found = attention_reference(*arrays, return_lse=True, **_options_of(b, options, arrays))
         o[rows], lse[:, rows] = found[0][0].swapaxes(0, 1), found[1][0]
     return (o, lse) if return_lse else o
 
@@ -50,9 +53,9 @@ def attention_varlen_reference_backward(
     if dlse is not None:
         check_rows("dlse", np.shape(dlse), q.shape[1::-1], "bshd")
     for b, rows, keys in _sequences(cu_seqlens_q, cu_seqlens_k, (len(q), len(k))):
-        arrays = (_as_one(x[part]) for x, part in ((dout, rows), (q, rows), (k, keys), (v, keys)))
+        arrays = [_as_one(x[part]) for x, part in ((dout, rows), (q, rows), (k, keys), (v, keys))]
         own_dlse = None if dlse is None else np.asarray(dlse)[None, :, rows]
-        found = attention_reference_backward(*arrays, dlse=own_dlse, **_options_of(b, options, q.shape[1]))
+        found = attention_reference_backward(*arrays, dlse=own_dlse, **_options_of(b, options, arrays[1:]))
         for x, part, value in zip(gradients, (rows, keys, keys), found[:3], strict=True):
             x[part] = value[0].swapaxes(0, 1)
         more = [x + y for x, y in zip(more or [0] * len(found[3:]), found[3:], strict=True)]
@@ -83,10 +86,13 @@ def _as_one(x: Any) -> Any:
     return x.swapaxes(0, 1)[None]
 
 
-def _options_of(b: int, options: dict[str, Any], heads: int) -> dict[str, Any]:
-    """The options of sequence ``b``."""
+def _options_of(b: int, options: dict[str, Any], arrays: Sequence[Array]) -> dict[str, Any]:
+    """The options of sequence ``b``, whose q and k are ``arrays``."""
+    (_, heads, rows, _), keys = arrays[0].shape, arrays[1].shape[2]
     mask, found = options.get("mask"), dict(options)
-    if mask is not None:
+    if isinstance(mask, Where):
+        found["mask"] = Bits.of(np.array([[mask.dense(rows, keys, b, h) for h in range(heads)]]))
+    elif mask is not None:
         found["mask"] = mask.at(b, 0)
     score = resolve_score(options.get("score"), found.pop("bias", None))
     found["score"] = None if score is None else dataclasses.replace(score, sequence=b)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+
 import ml_dtypes
 import numpy as np
 import pytest
+from compositions import scaled
 from support import make_inputs, written_out
 
 import cufa
@@ -234,11 +237,76 @@ def test_packed_sequences_on_a_gpu(cp, name):
     np.testing.assert_allclose(out.get()[:300], exact[0].swapaxes(0, 1), atol=6e-3)
 
 
+SCORES = {
+    "alibi": {"alibi_slopes": np.array([0.1, 0.2, -0.05, 0.3], np.float32)},
+    "score": {"score": cufa.score(scaled, slopes=np.array([1, 0.5, 0.7, 1.2], np.float32))},
+    "dropout": {"dropout": 0.3, "seed": 7, "softcap": 9.0},
+}
+
+
+def check_scores(scores, name, dtype, bound, forward, backward):
+    """The function's bits and the scores count from each sequence's own beginning."""
+    (q, k, v), dout, mask, _ = packed_case(name, 16 if dtype == "float64" else 64, dtype)
+    options = {"mask": mask, **SCORES[scores]}
+    out, lse = cufa.attention_varlen_reference(q, k, v, *EDGES, return_lse=True, **options)
+    more = cufa.attention_varlen_reference_backward(dout, q, k, v, *EDGES, **options)
+    given = q, k, v, out.astype(dtype), lse.astype("float64" if dtype == "float64" else "float32")
+    found = *forward(*given[:3], **options), *backward(dout, *given, **options)
+    for x, exact in zip(found, (out, lse, *more), strict=True):
+        assert x.shape == exact.shape
+        there = np.isfinite(exact)
+        assert (np.isneginf(x) == ~there).all()
+        np.testing.assert_allclose(x[there], exact[there], atol=bound * abs(exact[there]).max())
+
+
+@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize("scores", SCORES)
+def test_packed_sequences_with_scores(scores, name):
+    def forward(*arrays, **options):
+        return cufa.flash_attention_varlen(*arrays, *EDGES, return_lse=True, device="cpu", **options)
+
+    def backward(*arrays, **options):
+        return cufa.flash_attention_varlen_backward(*arrays, *EDGES, device="cpu", **options)
+
+    check_scores(scores, name, "float64", 1e-11, forward, backward)
+
+
+@pytest.mark.emulate
+@pytest.mark.sampled(fixed=4, dated=1)
+@pytest.mark.parametrize(("algorithm", "dtype"), [("fa3", "float16"), ("fa2", "float16"), ("fa2", "float32")])
+@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize("scores", SCORES)
+def test_executed_kernels_take_packed_sequences_with_scores(scores, name, algorithm, dtype):
+    how = dict(zip(("cu_seqlens_q", "cu_seqlens_k"), EDGES, strict=True), algorithm=algorithm, mode="checked")
+
+    def run(call, arrays, options):
+        done = call(*arrays, **how, **options)
+        assert not done.findings
+        return done.results.values()
+
+    check_scores(
+        scores, name, dtype, 3e-3 if dtype == "float16" else 5e-6,
+        lambda *x, **o: run(cufa.emulate, x, o), lambda *x, **o: run(cufa.emulate_backward, x, o),
+    )  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize("scores", SCORES)
+def test_packed_sequences_with_scores_on_a_gpu(cp, scores, name):
+    def there(call):
+        return lambda *x, **options: [y.get() for y in call(*map(cp.asarray, x), *EDGES, **options)]
+
+    forward = functools.partial(cufa.flash_attention_varlen, return_lse=True)
+    check_scores(scores, name, "float16", 6e-3, there(forward), there(cufa.flash_attention_varlen_backward))
+    (q, k, v), _, mask, _ = packed_case(name, 64, "float16")
+    with pytest.raises(ValueError, match="read cu_seqlens on the host"):
+        forward(*map(cp.asarray, (q, k, v)), *cp.asarray(EDGES), mask=mask, **SCORES[scores])
+
+
 def test_calls_that_take_no_function_say_what_to_do():
     (q, k, v), _, mask, _ = packed_case("documents")
     packed = {"mask": mask, "device": "cpu"}
-    with pytest.raises(ValueError, match="alibi_slopes with packed sequences"):
-        cufa.flash_attention_varlen(q, k, v, *EDGES, alibi_slopes=np.ones(4), **packed)
     with pytest.raises(ValueError, match=r"booleans of .* go with arrays of one length"):
         cufa.flash_attention_varlen(q, k, v, *EDGES, mask=SEEN[..., :1], device="cpu")
     scaled = {**packed, "q_scale": np.float32(1), "k_scale": np.float32(1), "v_scale": np.float32(1)}

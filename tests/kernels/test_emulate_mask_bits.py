@@ -21,11 +21,12 @@ SEEN = RNG.random((2, 1, 50, 67)) < 0.5
 NEAR = masks.where(lambda b, h, i, j: abs(i // 8 - j // 8) + abs(i % 8 - j % 8) <= 2 + h)
 
 
-def run(entry, text, arrays, by_row, out, sizes, edges=()):
+def run(entry, text, arrays, by_row, out, sizes, edges=(), sequences=None):
     address = build.kernel(mask_bits.SOURCE, {}, [entry], True, (mask_bits.PARAMETER,), text)[entry]
     pointers = [x.ctypes.data for x in arrays]
     given = 0 if by_row is None else by_row.ctypes.data
-    sequences = len(edges[0]) - 1 if edges else 0
+    if sequences is None:
+        sequences = len(edges[0]) - 1 if edges else 0
     places = [x.ctypes.data for x in edges]
     numbers = mask_bits.numbers(arrays, pointers, given, out.ctypes.data, sizes, places, sequences)
     members = (ctypes.c_int64 * mask_bits.NUM_MEMBERS)(*numbers)
@@ -87,4 +88,17 @@ def test_words_of_packed_sequences_are_those_of_numpy():
         matrix,
         edges,
     )
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.emulate
+def test_words_of_each_packed_sequence_are_those_of_numpy():
+    edges = [np.array(x, np.int32) for x in ([0, 40, 40, 100, 131], [0, 33, 50, 131, 131])]
+    mask = masks.where(
+        lambda b, h, i, j, ids, delta: ids[b, j] + i + delta > j - h, ids=np.vstack([IDS, IDS])
+    )
+    lengths, sizes = tuple(zip(*np.diff(edges).tolist(), strict=True)), (4, 3, 60, 81)
+    expected = mask.by_sequence(lengths, sizes, edges).by_row.values
+    found, text = np.full_like(expected, -1), change_text(mask.change, *sizes)
+    run("mask_bits", text, [*mask.arrays.values()], None, found, sizes, edges, sequences=0)
     np.testing.assert_array_equal(found, expected)

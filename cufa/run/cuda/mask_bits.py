@@ -22,7 +22,8 @@ def words(
     mask: Where, sizes: tuple[int, ...], out: Any = None, edges: Sequence[Any] = (), sequences: int = 0
 ) -> Any:
     """Words by row of a mask of (batch, heads, seqlen_q, seqlen_k): int32, on the current GPU, in ``out`` if given.
-    ``edges``: cu_seqlens of queries and keys of that many packed sequences, which one matrix holds."""
+    ``edges``: cu_seqlens of queries and keys of that many packed sequences, which one matrix holds; of 0: each has a
+    matrix."""
     batch, heads, rows, keys = sizes
     if out is None:
         out = cupy.empty((batch, heads, rows, ceil_div(keys, WORD)), cupy.int32)
