@@ -30,6 +30,10 @@ def scaled(s: Any, b: Any, h: Any, i: Any, j: Any, slopes: Any, delta: Any) -> A
     return s * slopes[h] - 0.05 * np.abs(i + delta - j)
 
 
+def woven(b: Any, h: Any, i: Any, j: Any, ids: Any, delta: Any) -> Any:
+    return ((ids[b, i % 7] + j + h) % 3 != 0) & (j <= i + delta + 40)
+
+
 @dataclasses.dataclass(frozen=True)
 class Build:
     """What is compiled for."""
@@ -57,7 +61,17 @@ class Build:
             return choices[rng.integers(len(choices))]
 
         dtype, head_dim, score = one(["float16", "bfloat16", "bfloat16", "float32"]), one(head_dims), ""
-        of_sequences = ["full", "causal", "window", "prefix", "streaming", "global", "chunks", "either"]
+        of_sequences = [
+            "full",
+            "causal",
+            "window",
+            "prefix",
+            "streaming",
+            "global",
+            "chunks",
+            "either",
+            "function",
+        ]
         mask = one([*of_sequences, "columns", "columns2", "bits"])
         if some(0.3):
             score = one(["relative", "capped", "scaled", "bias"])
@@ -152,6 +166,8 @@ def _mask(kind: str, rng: Rng, batch: int, kv_heads: int, seqlen_q: int, seqlen_
         return {"mask": masks.global_window(up_to(20), up_to(50), up_to(50))}
     if kind == "chunks":
         return {"mask": masks.chunks(1 + up_to(60))}
+    if kind == "function":
+        return {"mask": masks.where(woven, ids=rng.integers(0, 99, (batch, 7)).astype(np.int32))}
     if kind == "either":
         return {"mask": masks.window(up_to(40), up_to(9)) | masks.prefix(up_to(seqlen_k, batch))}
     spread = (batch if rng.random() < 0.5 else 1, kv_heads if rng.random() < 0.5 else 1)
