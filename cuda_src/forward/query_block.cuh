@@ -6,7 +6,7 @@ template <int BR, int BC>
 DEVICE TileRange visited_tiles(const HeadMask& mask, int q_block) {
   if (LENGTHS_KIND != DENSE && (mask.keys == 0 || q_block * BR >= mask.rows)) return {};
   if constexpr (is_irregular(MASK_KIND)) {  // any tile may be visited
-    const int total = (mask.keys - 1) / BC + 1;
+    [[maybe_unused]] const int total = (mask.keys - 1) / BC + 1;
     return {total, 0, total, 0, 0};
   }
   return mask.tiles<BR, BC, SKIP_MASKED_TILES>(q_block);

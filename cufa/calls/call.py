@@ -230,7 +230,8 @@ class PackedCall(Call):
         sizes = problem.batch, problem.heads, problem.seqlen_q, problem.seqlen_k
         on_its_gpu = bits_on_gpu(self.first[1])
         others = {"alibi_slopes": problem.alibi, "score or bias": problem.score, "dropout": problem.dropped}
-        if any(others.values()):
+        # A sink would join the padding after the last sequence, as rows of one matrix.
+        if any(others.values()) or (problem.sink and lengths.known):
             if not lengths.known:
                 name = next(name for name, given in others.items() if given)
                 raise ValueError(

@@ -102,7 +102,8 @@ def flash_attention_varlen(
         and delta is its keys less its queries. With a function, every call makes a bit for each pair of a query and a
         key of the arrays, total_q · total_k / 8 bytes, and reads the function's arrays anew; on a GPU padding after the
         last sequence must be finite. With ALiBi, score, bias or dropout, and for ``a | b`` of other masks, each
-        sequence has as many bits as the longest, and cu_seqlens are on the host. Such calls take no cache.
+        sequence has as many bits as the longest, and cu_seqlens are on the host; so with a sink, but cu_seqlens may be
+        on a GPU, where padding then has the sink as its lse. Such calls take no cache.
     alibi_slopes, sink
         As for :func:`flash_attention`, with batch the number of sequences.
     score, bias, dropout, seed

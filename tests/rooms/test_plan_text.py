@@ -15,7 +15,7 @@ from cufa.kernels import KERNELS, TileConfig
 from cufa.kernels.forward.fa2 import Fa2Config
 from cufa.measure.decode_cases import make_decode
 from cufa.plan.planner import make_plan
-from cufa.problem.lengths import Cached, Packed
+from cufa.problem.lengths import Cached
 from cufa.problem.mask import CAUSAL, FULL, Mask
 from cufa.problem.problem import Problem
 
@@ -149,14 +149,14 @@ def test_a_mask_that_no_kernel_serves_is_refused_with_its_name():
 
 @pytest.mark.parametrize("num_splits", [None, 4])
 def test_a_refusal_to_split_keys_names_the_arguments_that_were_passed(num_splits):
-    lengths = dataclasses.replace(problem(), lengths=Packed(500, 900, (300, 200), (500, 400)))
+    invariant = dataclasses.replace(problem(), invariant=True)
     config = KERNELS["fa2_forward"].split_configs[0]
     with pytest.raises(ValueError, match=r"config=.*keys cannot be split.*without split_keys") as refused:
-        make_plan(lengths, H200, "fa2", config, num_splits=num_splits)
+        make_plan(invariant, H200, "fa2", config, num_splits=num_splits)
     assert ("num_splits=4" in str(refused.value)) == (num_splits == 4)
     assert "num_splits=None:" not in str(refused.value)
     with pytest.raises(ValueError, match=r"^num_splits=3: keys cannot be split.*leave num_splits at None$"):
-        make_plan(lengths, H200, "fa2", num_splits=3)
+        make_plan(invariant, H200, "fa2", num_splits=3)
 
 
 def test_a_config_that_does_not_fit_is_refused():
