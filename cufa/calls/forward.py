@@ -111,9 +111,10 @@ def flash_attention(
     seqlens_q, seqlens_k : int32 array, (batch,), optional
         Sequence b is the first ``seqlens_q[b]`` queries and the first ``seqlens_k[b]`` keys of batch entry b. The
         padding after them is ignored; it may contain NaN, and its rows give zeros and lse = -inf. Masks are aligned to
-        each sequence: its last query has the position of its last key. For concatenated sequences see
-        :func:`flash_attention_varlen`. Lengths on a GPU are read by kernels only, unchecked: their owner may change
-        them between calls and between replays of a graph. Lengths on the host are checked, and copied by each call.
+        each sequence: its last query has the position of its last key. Of a mask with values for each key, or for each
+        query and key, a sequence has the first ones. For concatenated sequences see :func:`flash_attention_varlen`.
+        Lengths on a GPU are read by kernels only, unchecked: their owner may change them between calls and between
+        replays of a graph. Lengths on the host are checked, and copied by each call.
     score : cufa.score, optional
         A change of scaled scores, written in NumPy: :func:`cufa.score`. It is applied before the soft cap. With a
         cache, i counts the queries of the call: key i + delta is query i's own.

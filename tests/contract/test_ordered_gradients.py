@@ -118,3 +118,5 @@ def test_a_fixed_order_takes_workspace():
     plans = [cufa.plan_backward((1, 4, 64, 64), deterministic=x, **how) for x in (True, False)]
     assert plans[0].spec.name == plans[1].spec.name
     assert plans[0].workspace - plans[1].workspace >= 80 * 160  # a sum for each element
+    assert "80 bytes of workspace for each element" in str(plans[0])
+    assert "exact sums" not in str(plans[1])

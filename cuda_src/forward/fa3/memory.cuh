@@ -39,7 +39,7 @@ DEVICE TileRange tiles_of(const AttentionParams& p, int q_block) { return block_
 struct alignas(16) Item : WorkItem {
   u32 index;  // index of the work item, for the trace
 };
-// A LISTED descriptor also holds the item's mask. Band masks: HeadMask, of the item's sequence. MASK_SETS: SetsOfItem.
+// A LISTED descriptor also holds the item's mask. With lengths: HeadMask, of the item's sequence. Else MASK_SETS: SetsOfItem.
 struct alignas(16) SetsOfItem {
   int prefix, keep, exempt, unused;  // IrregularMask
 };

@@ -63,6 +63,13 @@ def before_mask(problem: Problem, config: TileConfig, used: int) -> int:
     return align_up(used, 16) + sums + listed if sums + listed else used
 
 
+def reasons_of_order(problem: Problem) -> tuple[str, ...]:
+    """For a printed plan."""
+    if not (problem.deterministic and problem.score is not None and problem.score.gradients):
+        return ()
+    return (f"gradients of arrays: exact sums, {_SUM_BYTES} bytes of workspace for each element",)
+
+
 def prepare_launches(name: str, problem: Problem, config: TileConfig, blocks: int) -> tuple[Launch, ...]:
     """The prepare pass; and, if it lists tickets, its second launch, in a grid of two layers."""
     threads, (tiles, _) = PASS_WARPS * 32, listed_tickets(problem, config)
@@ -173,6 +180,9 @@ class Fa2Backward(Kernel):
         if not halves or chosen.num_stages == 1 or blocks > 2 * device.num_sms or problem.lengths.ragged:
             return chosen
         return min(chosen, halves[0], key=lambda config: _span(problem, config, chosen, device.num_sms))
+
+    def reasons(self, problem: Problem) -> tuple[str, ...]:
+        return reasons_of_order(problem)
 
     def order(self, problem: Problem, schedule: Schedule, device: Device, config: BackwardConfig) -> Order:
         return key_order.key_blocks(problem, schedule)

@@ -9,7 +9,7 @@ from ...schedule.order import Order
 from ...schedule.schedule import Schedule
 from ..base import Kernel
 from ..config import Box, Buffer, Launch, Split, ceil_div
-from .fa2 import PASS_WARPS, STRIP, Fa2Backward, before_mask, prepare_launches
+from .fa2 import PASS_WARPS, STRIP, Fa2Backward, before_mask, prepare_launches, reasons_of_order
 from .fa3_config import (
     ITEM_BYTES,
     WARPGROUP_KEYS,
@@ -138,6 +138,9 @@ class Fa3Backward(Kernel):
         if few or _takes_long(problem) or key_order.has_small_head_batches(problem, device):
             return each
         return next((x for x in fitting if x.persistent), each)
+
+    def reasons(self, problem: Problem) -> tuple[str, ...]:
+        return reasons_of_order(problem)
 
     def order(self, problem: Problem, schedule: Schedule, device: Device, config: Fa3BackwardConfig) -> Order:
         if key_order.has_head_batches(problem):
