@@ -257,7 +257,7 @@ def test_fa3_in_every_tiling(config, options, mask, lengths, dtype, schedule):
 
 
 @pytest.mark.emulate
-@pytest.mark.parametrize("options", ["causal", "window, softcap"])
+@pytest.mark.parametrize("options", ["causal", "window, softcap", "streaming, all", "global tokens"])
 @pytest.mark.parametrize("kind", RAGGED)
 @pytest.mark.parametrize("spec", [FORWARD[0], *BACKWARD], ids=lambda s: s.name)
 def test_tiles_are_those_of_each_sequence(spec, kind, options):
