@@ -174,10 +174,9 @@ struct KeyLoader {
   DEVICE void load_item() {
     const Item item = read_shared<Item>(reader.descriptor());
     int row = item.q_block * Br;
-    if constexpr (LENGTHS_KIND == DENSE) {
-    } else if constexpr (is_irregular(MASK_KIND)) {
+    if constexpr (LENGTHS_KIND == PACKED && is_irregular(MASK_KIND)) {
       row += int(sequence_of(p, item.batch).first_row());
-    } else {
+    } else if constexpr (LENGTHS_KIND != DENSE && !is_irregular(MASK_KIND)) {
       row += int(read_sequence(reader.descriptor()).first_row());
     }
     load_query_tiles(smem, Q_map, Q_ring, item, row, reader.batch);
