@@ -97,11 +97,26 @@ DEVICE void leave_part(const Params& p, const WorkItem& item, int first_row, int
   }
 }
 
-// Four columns of an output row. A row has no parts if its query block sees no key, or if it is padding. A sink joins as one more
-// part, without values; the factor of kept weights (DROPOUT) is that of whole rows.
+// The second launch: one thread per four columns of an output row. A row has no parts if its query block sees no key, or if it is
+// padding. A sink joins as one more part, without values; the factor of kept weights (DROPOUT) is that of whole rows.
 template <int BC, typename Params>
-DEVICE void combine_row(const Params& p, const WorkItem& item, int query, int vector) {
-  const int q_block = item.q_block;
+DEVICE void combine_splits(const Params& p) {
+  const u32 index = blockIdx.x * COMBINE_THREADS + threadIdx.x;
+  const u32 row = index / VECTORS;
+  u32 rows = u32(p.batch) * u32(p.heads) * u32(p.seqlen_q);
+  if constexpr (LENGTHS_KIND == PACKED) rows = u32(p.heads) * u32(p.total_q);
+  if (row >= rows) return;
+  const int vector = int(index % VECTORS);
+  int query = int(row % u32(p.seqlen_q)), q_block = query / HEAD_ROWS;
+  const u32 head_of_batch = row / u32(p.seqlen_q);
+  WorkItem item = {q_block, int(head_of_batch % u32(p.heads)), int(head_of_batch / u32(p.heads))};
+  if constexpr (LENGTHS_KIND == PACKED) {
+    const int place = int(row % u32(p.total_q)), batch = sequence_of_row(p.cu_seqlens_q, p.batch, place);
+    query = place - int(sequence_of(p, batch).first_row());
+    if (query < 0) return;  // only where lengths fall, which nothing has checked
+    q_block = query / HEAD_ROWS;
+    item = {q_block, int(row / u32(p.total_q)), batch};
+  }
   const auto sequence = sequence_of(p, item.batch);
   const bool exists = LENGTHS_KIND == DENSE || query < sequence.rows();
   const TileRange tiles = exists ? tiles_of_block<BC>(p, head_mask(p, sequence), q_block) : TileRange{};
@@ -111,33 +126,12 @@ DEVICE void combine_row(const Params& p, const WorkItem& item, int query, int ve
   merge_parts(o, m, l, tiles.empty() ? 0 : (count + each - 1) / each, vector,
               [&](int split) { return part_row(p, item, split, tile_row); });
   if (SINK && exists) add_part(o, m, l, {}, {float_as_u32(load_sink(p.sink + item.head) * LOG2_E), float_as_u32(1.0f)});
-  if constexpr (LENGTHS_KIND == PACKED) {
-    float* const lse = p.lse + row_stats_index(p, sequence, item.head) + query;
-    if (vector == 0 && p.lse != nullptr) st_global(lse, natural_lse(m, l));
-    char* const out = output_row(p, {q_block, item.head, 0}, int(sequence.first_row()) + query);
-    store_vector(out + vector * 8, o, of_kept(p, l == 0.0f ? 0.0f : rcp(l)));
+  if constexpr (LENGTHS_KIND == PACKED) {  // results have no batch axis
+    query += int(sequence.first_row());
+    item.batch = 0;
+    if (vector == 0 && p.lse != nullptr) st_global(p.lse + i64(item.head) * p.total_q + query, natural_lse(m, l));
   } else {
     if (vector == 0 && p.lse != nullptr) st_global(lse_row(p, item, query), natural_lse(m, l));
-    store_vector(output_row(p, item, query) + vector * 8, o, of_kept(p, l == 0.0f ? 0.0f : rcp(l)));
   }
-}
-
-// The second launch: one thread per four columns of an output row.
-template <int BC, typename Params>
-DEVICE void combine_splits(const Params& p) {
-  const u32 index = blockIdx.x * COMBINE_THREADS + threadIdx.x;
-  if constexpr (LENGTHS_KIND == PACKED) {
-    const u32 row = index / VECTORS;
-    if (row >= u32(p.heads) * u32(p.total_q)) return;
-    const int place = int(row % u32(p.total_q)), sequence = sequence_of_row(p.cu_seqlens_q, p.batch, place);
-    const int query = place - int(sequence_of(p, sequence).first_row());
-    if (query < 0) return;  // only where lengths fall, which nothing has checked
-    combine_row<BC>(p, {query / HEAD_ROWS, int(row / u32(p.total_q)), sequence}, query, int(index % VECTORS));
-  } else {
-    const u32 row = index / VECTORS, rows = u32(p.batch) * u32(p.heads) * u32(p.seqlen_q);
-    if (row >= rows) return;
-    const int vector = int(index % VECTORS), query = int(row % u32(p.seqlen_q)), q_block = query / HEAD_ROWS;
-    const u32 head_of_batch = row / u32(p.seqlen_q);
-    combine_row<BC>(p, {q_block, int(head_of_batch % u32(p.heads)), int(head_of_batch / u32(p.heads))}, query, vector);
-  }
+  store_vector(output_row(p, item, query) + vector * 8, o, of_kept(p, l == 0.0f ? 0.0f : rcp(l)));
 }
