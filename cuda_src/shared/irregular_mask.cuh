@@ -115,8 +115,8 @@ struct IrregularMask : TokenSets {
   int run_offset;  // LENGTHS: row 0 among the rows that stored runs count
   int line_places;  // BITS: of a line of the whole mask
 
-  // `band` and `diagonal` are those of sequence `batch`. `member`: which head of the query group. Bits may differ between them.
-  DEVICE IrregularMask(const Params& p, const Band<KIND>& band, i64 diagonal, int batch, int kv_head, int member)
+  // `band` is that of sequence `batch`. `member`: which head of the query group. Bits may differ between them.
+  DEVICE IrregularMask(const Params& p, const Band<KIND>& band, int batch, int kv_head, int member)
       : TokenSets{}, rows(band.rows), keys(band.keys), first(band.first), last(band.last), workspace(p),
         first_run(workspace.of_head(p.mask, batch, kv_head)), run_offset(offset_of_runs(p, band)),
         line_places(places_of_line(p)) {
@@ -128,7 +128,7 @@ struct IrregularMask : TokenSets {
       prefix = cut(of_sequence(p.mask.prefix_of, p.mask.prefix), keys);
       keep = cut(of_sequence(p.mask.keep_of, p.mask.keep), keys);
       const i32 tokens = of_sequence(p.mask.global_of, p.mask.global_tokens);
-      if (tokens > 0) exempt = cut(i64(tokens) - diagonal, rows);
+      if (tokens > 0) exempt = cut(i64(tokens) - diagonal_of(p, sequence_of(p, batch)), rows);
     }
     if constexpr (BITS) {
       const BitMask<Params> bits(p);
@@ -154,7 +154,10 @@ struct IrregularMask : TokenSets {
     return LENGTHS_KIND == DENSE || RUNS == 0 ? 0 : p.mask.run_shift_by_length * (band.keys - band.rows + p.seqlen_q);
   }
   DEVICE static int places_of_line(const Params& p) { return LINES_ARE_KEYS<Params> ? p.seqlen_q : p.seqlen_k; }
-  DEVICE int words_of_line() const { return (line_places + 31) / 32; }
+  DEVICE int words_of_line() const {
+    const int of_sequence = LINES_ARE_KEYS<Params> ? rows : keys;
+    return ((LENGTHS_KIND == DENSE ? of_sequence : line_places) + 31) / 32;
+  }
   DEVICE void find_bits(const BitMask<Params>& bits, i64 head) {
     first_run = head;
     workspace.runs = bits.words + head * bits.bytes_of_head();

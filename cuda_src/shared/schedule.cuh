@@ -31,8 +31,7 @@ DEVICE HeadMask head_mask(const Params& p, const Sequence& sequence) {
 // The irregular mask of one head.
 template <typename Params>
 DEVICE auto irregular_mask(const Params& p, int batch, int kv_head, int member) {
-  const auto sequence = sequence_of(p, batch);
-  return IrregularMask<MASK_KIND, Params>(p, head_mask(p, sequence), diagonal_of(p, sequence), batch, kv_head, member);
+  return IrregularMask<MASK_KIND, Params>(p, head_mask(p, sequence_of(p, batch)), batch, kv_head, member);
 }
 
 // TRACE, irregular masks: how many tiles were visited, how many of them were clear, and the first of each kind.

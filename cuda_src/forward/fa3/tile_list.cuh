@@ -44,7 +44,7 @@ DEVICE HeadMask read_mask(u32 item) { return read_shared<HeadMask>(item + MASK_A
 template <typename Sequence>
 DEVICE void publish_irregular_mask(u32 item, const AttentionParams& p, const WorkItem& work, const Sequence& sequence) {
   const int group = p.heads / p.kv_heads;
-  const ItemMask mask(p, head_mask(p, sequence), diagonal_of(p, sequence), work.batch, work.head / group, work.head % group);
+  const ItemMask mask(p, head_mask(p, sequence), work.batch, work.head / group, work.head % group);
   if constexpr (LENGTHS_KIND != DENSE) {
     write_shared(item + MASK_AT, head_mask(p, sequence));
     write_shared(item + SEQUENCE_AT, MaskOfItem{ItemMask::SETS ? mask.prefix : int(mask.first_run), mask.keep, mask.exempt,
