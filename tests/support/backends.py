@@ -121,7 +121,10 @@ class Backend:
             name: x if x is None else self.array(x) if name in per_row else self._placed(place, self.array(x))
             for name, x in inputs.items()
         }
-        options = {n: self.array(x) if isinstance(x, np.ndarray) else x for n, x in options.items()}
+        arrays = {name: x for name, x in options.items() if isinstance(x, np.ndarray)}
+        if getattr(options.get("mask"), "reads_lengths", False):  # the host makes bits from them
+            arrays = {name: x for name, x in arrays.items() if "seqlens" not in name}
+        options |= {name: self.array(x) for name, x in arrays.items()}
         shapes = {f"d{name}": inputs[name].shape for name in "qkv"}
         shapes["out"] = *inputs["q"].shape[:-1], inputs["v"].shape[-1]
         results = {
