@@ -39,18 +39,18 @@ ADDED = {
 """Lines by which later capabilities raise the budgets of the product and of cufa."""
 RECORDED = "cufa/records"
 CEILINGS = {
-    "lines of the product": 74_919,
-    "lines of cufa": 36_059,
-    "lines of tests": 43_245,
-    "lines of forward/fa3/kernel.cu with its includes": 4_343,
-    "lines of forward/fa2/kernel.cu with its includes": 3_162,
-    "lines of backward/fa3_narrow64/kernel.cu with its includes": 4_977,
-    "lines of backward/fa3_narrow128/kernel.cu with its includes": 4_956,
-    "lines of backward/fa3_pair/kernel.cu with its includes": 4_648,
-    "lines of backward/fa2/kernel.cu with its includes": 3_752,
-    "lines of backward/fa2_f32/kernel.cu with its includes": 3_589,
-    "lines of decode/split.cu with its includes": 3_526,
-    "lines of decode/balanced.cu with its includes": 3_517,
+    "lines of the product": 75_384,
+    "lines of cufa": 36_129,
+    "lines of tests": 43_771,
+    "lines of forward/fa3/kernel.cu with its includes": 4_587,
+    "lines of forward/fa2/kernel.cu with its includes": 3_317,
+    "lines of backward/fa3_narrow64/kernel.cu with its includes": 5_234,
+    "lines of backward/fa3_narrow128/kernel.cu with its includes": 5_213,
+    "lines of backward/fa3_pair/kernel.cu with its includes": 4_905,
+    "lines of backward/fa2/kernel.cu with its includes": 4_013,
+    "lines of backward/fa2_f32/kernel.cu with its includes": 3_847,
+    "lines of decode/split.cu with its includes": 3_539,
+    "lines of decode/balanced.cu with its includes": 3_530,
 }
 """By what is measured."""
 _INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"', re.MULTILINE)

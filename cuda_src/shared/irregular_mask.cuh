@@ -249,30 +249,3 @@ struct TileWalk {
     return {(DOWNWARDS ? from + before : from - before) << 1 | int(found & 1)};
   }
 };
-
-// The tiles that a block of rows visits under bits by row, from the last to the first, by all lanes of a warp: 1,024 tiles at
-// a time, a word of classes for each lane.
-struct BitWalk {
-  int from;  // the next word to read
-  TileClasses mine{};  // of the lane's tiles that are still to be visited
-
-  DEVICE explicit BitWalk(int last_tile) : from(last_tile / 32) {}
-
-  // The next tile. classes(word) -> TileClasses of the tiles that may be visited.
-  template <typename Classes>
-  DEVICE WalkedTile next(int, const Classes& classes) {
-    for (;;) {
-      const int top = 31 - __clz(int(mine.some));
-      const int word = from + 32 - lane_id();
-      const u32 code = mine.some == 0 ? 0 : u32(32 * word + top + 1) << 1 | (~mine.every >> top & 1);
-      const u32 found = redux_max(code);
-      if (found != 0) {
-        if (code == found) mine.some ^= 1u << top;
-        return {int(found - 2)};
-      }
-      if (from < 0) return {-1};
-      mine = word < 32 ? TileClasses{} : classes(word - 32);
-      from -= 32;
-    }
-  }
-};
