@@ -82,7 +82,7 @@ def test_the_page_of_recorded_sessions(shipped: Path) -> None:
         "Regressions",
         "are slower,",
         "regimes are never mixed",
-        "as a control",
+        "Control: other libraries",
         "| fa3_backward, backward",
     )
 

@@ -264,7 +264,7 @@ FORWARD = [
     *_of("cuda_src/shared/bit_mask.cuh", "where irregular_masks",
         ("hidden |= wanted & ~(", "hidden |= existing & ~(", "keys past the end in tiles that count as clear"),
     ),
-    *_of("cuda_src/shared/irregular_mask.cuh", "where irregular_masks",
+    *_of("cuda_src/forward/fa3/tile_list.cuh", "where irregular_masks",
         ("(~mine.every >> top & 1)", "0u", "tiles that are visited without their mask"),
         ("from -= 32;", "from -= 33;", "a word of 32 tiles that is passed over"),
     ),
