@@ -226,10 +226,10 @@ def test_earlier_rows_are_the_beginning_of_the_line(elsewhere: Path) -> None:
 
 def test_the_past_that_ships_is_of_what_is_recorded_now(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cards, "RECORDS_DIR", SHIPPED)
-    recorded = {(m.machine, m.problem, m.regime) for m in evidence.measurements()}
+    recorded = {(m.machine, m.row.case, m.regime) for m in evidence.measurements()}
     shipped = evidence.past()
     assert shipped
-    assert all((m.machine, m.problem, m.regime) in recorded for m in shipped)
+    assert all((m.machine, m.row.case, m.regime) in recorded for m in shipped)
     assert [m.recorded for m in shipped if m.machine == "NVIDIA H200"] == sorted(
         m.recorded for m in shipped if m.machine == "NVIDIA H200"
     )
