@@ -39,8 +39,8 @@ ADDED = {
 """Lines by which later capabilities raise the budgets of the product and of cufa."""
 RECORDED = "cufa/records"
 CEILINGS = {
-    "lines of the product": 75_384,
-    "lines of cufa": 36_129,
+    "lines of the product": 75_388,
+    "lines of cufa": 36_133,
     "lines of tests": 43_771,
     "lines of forward/fa3/kernel.cu with its includes": 4_587,
     "lines of forward/fa2/kernel.cu with its includes": 3_317,
