@@ -142,15 +142,6 @@ def _gradient_reasons(kernel: Kernel, problem: Problem) -> Iterator[str]:
             yield "takes a soft cap with gradients of arrays only where the derivative with respect to the score is 1"
 
 
-def unproven(kernel: Kernel, problem: Problem) -> str | None:
-    """Why "auto" passes over a kernel that serves a problem, as a sentence without its subject: the combination was
-    executed on a CPU, but has not run on a GPU. None: it has."""
-    kind, lengths = problem.mask.irregular_kind, problem.lengths.kind
-    if not kind or lengths not in _LENGTHS or (kind, lengths) == ("bits", "packed"):
-        return None
-    return f"has not run on a GPU with {_LENGTHS[lengths]} under {problem.mask}: pass algorithm={kernel.algorithm!r}"
-
-
 def _mask_reasons(kernel: Kernel, problem: Problem) -> Iterator[str]:
     """Every kernel serves band masks. Irregular masks go with the options of ``options_with_irregular_masks`` only."""
     mask, kind = problem.mask, problem.mask.irregular_kind

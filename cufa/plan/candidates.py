@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from ..gpu.architectures import Device
 from ..kernels import KERNELS, Kernel, TileConfig
-from ..kernels.support import nearest, refusal, unproven
+from ..kernels.support import nearest, refusal
 from ..problem.lengths import Packed, Padded
 from ..problem.problem import MASK_KINDS, Problem
 from .operation import Operation
@@ -23,8 +23,7 @@ def algorithms(operation: str = "forward") -> tuple[str, ...]:
 
 def any_serves(problem: Problem, capability: int | None = None) -> bool:
     """Whether some kernel serves the problem: on some GPU, or on GPUs of ``capability``."""
-    known = (kernel for kernel in _known(problem.operation) if not unproven(kernel, problem))
-    return any(refusal(kernel, problem, capability) is None for kernel in known)
+    return any(refusal(kernel, problem, capability) is None for kernel in _known(problem.operation))
 
 
 def _known(operation: str) -> list[Kernel]:
@@ -60,7 +59,6 @@ def serving_kernels(
     measured = fastest.get(problem_class(problem)) if free and not operation.split_selects_kernel else None
     preferred = sorted(named, key=lambda spec: spec.name != measured)
     found = (spec for spec in preferred if refusal(spec, problem, device=device) is None)
-    found = (spec for spec in found if not (free and unproven(spec, problem)))
     # In decode, the splits select among all serving kernels. Other operations take the first kernel.
     serving = list(found if operation.split_selects_kernel else itertools.islice(found, 1))
     if not serving:
@@ -84,8 +82,7 @@ def _preference(
         f"this class of problem on {device.name})"
     )
     before = [
-        f"{spec.name} "
-        + (refusal(spec, problem, device=device) or unproven(spec, problem) or "was measured slower")
+        f"{spec.name} {refusal(spec, problem, device=device) or 'was measured slower'}"
         for spec in known[: known.index(chosen)]
     ]
     return reason + (f" ({'; '.join(before)})" if before else "")
@@ -93,16 +90,12 @@ def _preference(
 
 def _refused(problem: Problem, device: Device, algorithm: str, named: list[Kernel]) -> str:
     near = nearest(named, problem)
-    why = "; ".join(
-        f"{spec.name} {refusal(spec, problem, device=device) or unproven(spec, problem)}" for spec in near
-    )
+    why = "; ".join(f"{spec.name} {refusal(spec, problem, device=device)}" for spec in near)
     cure = "convert with .astype, copy to contiguous arrays, or use a mask of cufa.masks"
     ragged = isinstance(problem.lengths, (Padded, Packed))
     options = problem.alibi or problem.sink or problem.dropped or problem.score
     if problem.mask.irregular_kind in MASK_KINDS or options or ragged:
         cure = "the CPU serves every problem: pass NumPy arrays (.get()), and device='cpu'"
-        if any(refusal(x, problem, device=device) is None and unproven(x, problem) for x in near):
-            cure = f"pass an algorithm named here; else, {cure}"
     if algorithm != "auto":
         cure += ", or leave algorithm at 'auto'"
     where = f"{device.name} ({device.arch.name})"
