@@ -27,30 +27,75 @@ struct WarpTree {
     }
   }
 
+  // PARENTS: what tokens lane and lane + 32 see: tokens below 32 (low, high_low) and from 32 on (none, high). Pointer jumping: a
+  // token also sees what its ancestor `reach` steps up sees; each round doubles `reach`.
+  DEVICE void climb(u32& low, u32& high, u32& high_low, int lane) const {
+    low = 1u << lane, high = high_low = 0;
+    u32 above = u32(parent[0]), high_above = 0;
+    if constexpr (MOST > 32) {
+      high = low;
+      high_above = u32(parent[1]);
+    }
+#pragma unroll 1
+    for (int reach = 1; reach < tokens; reach *= 2) {
+      const u32 of_low = shfl(low, high_above % 32), its_above = shfl(above, high_above % 32);
+      if constexpr (MOST > 32) {
+        const u32 a = shfl(high, high_above % 32), b = shfl(high_low, high_above % 32), c = shfl(high_above, high_above % 32);
+        const bool is_high = high_above >= 32;
+        high |= is_high ? a : 0;
+        high_low |= is_high ? b : of_low;
+        high_above = is_high ? c : its_above;
+      }
+      low |= shfl(low, above);
+      above = shfl(above, above);
+    }
+  }
+
+  // Calls write(token, what it sees) for tokens lane and lane + 32; those past the last token are wrong. All lanes take part.
+  template <typename Write>
+  DEVICE void of_lane(int lane, const Write& write) const {
+    if constexpr (KIND == TREE_PARENTS) {
+      u32 low, high, high_low;
+      climb(low, high, high_low, lane);
+      write(lane, u64(low));
+      write(lane + 32, u64(high) << 32 | high_low);
+    } else {
+#pragma unroll 1
+      for (int token = lane; token < 64; token += 32) {
+        const u64 own = u64(1) << token;
+        write(token, (bytes_as_bits(min(token, tokens - 1)) & (own - 1)) | own);
+      }
+    }
+  }
+  // MATRIX: which bytes of a token are not 0; wrong from bit `tokens` on. 16 bytes at a time, if they are aligned.
+  DEVICE u64 bytes_as_bits(int token) const {
+    const char* const row = static_cast<const char*>(tree) + token * tokens;
+    u64 bits = 0;
+    if (tokens % 16 == 0 && u64(tree) % 16 == 0) {
+#pragma unroll
+      for (int i = 0; i < MOST; i += 16) {  // without branches: the loads are in flight together
+        vec4 x{};
+        if (i < tokens) x = ld_global<vec4>(row + i);
+        bits |= u64(nibble(x.x) | nibble(x.y) << 4 | nibble(x.z) << 8 | nibble(x.w) << 12) << i;
+      }
+    } else {
+#pragma unroll 1
+      for (int i = 0; i < tokens; i += 4) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) bits |= u64(ld_global<char>(row + min(i + e, tokens - 1)) != 0) << (i + e);
+      }
+    }
+    return bits;
+  }
+  // Which of 4 bytes are not 0. The product brings the bits together at the top.
+  DEVICE static u32 nibble(u32 x) { return (((x & 0x7f7f7f7f) + 0x7f7f7f7f | x) >> 7 & 0x01010101) * 0x10204080 >> 28; }
+
   // What the tokens of this lane's ROWS rows see. A quad of lanes has the same rows; all lanes take part.
   template <int ROWS>
   DEVICE void of(u64 (&seen)[ROWS], const int (&token)[ROWS], int lane) const {
     if constexpr (KIND == TREE_PARENTS) {
-      // Pointer jumping: a token also sees what its ancestor `reach` steps up sees; each round doubles `reach`.
-      u32 low = 1u << lane, high = 0, high_low = 0;  // tokens below 32 see tokens below 32 only
-      u32 above = u32(parent[0]), high_above = 0;
-      if constexpr (MOST > 32) {
-        high = low;
-        high_above = u32(parent[1]);
-      }
-#pragma unroll 1
-      for (int reach = 1; reach < tokens; reach *= 2) {
-        const u32 of_low = shfl(low, high_above % 32), its_above = shfl(above, high_above % 32);
-        if constexpr (MOST > 32) {
-          const u32 a = shfl(high, high_above % 32), b = shfl(high_low, high_above % 32), c = shfl(high_above, high_above % 32);
-          const bool is_high = high_above >= 32;
-          high |= is_high ? a : 0;
-          high_low |= is_high ? b : of_low;
-          high_above = is_high ? c : its_above;
-        }
-        low |= shfl(low, above);
-        above = shfl(above, above);
-      }
+      u32 low, high, high_low;
+      climb(low, high, high_low, lane);
 #pragma unroll
       for (int r = 0; r < ROWS; ++r) {
         seen[r] = shfl(low, token[r] % 32);

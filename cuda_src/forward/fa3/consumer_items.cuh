@@ -181,7 +181,7 @@ struct ConsumerItems {
     }
     if constexpr (ALIBI) alibi.change(S, p.scale_log2, row, tiles.j * Bc + lane % 4 * 2);
   }
-  DEVICE void load_mask() { tiles.load_mask(p, descriptor, row, lane); }
+  DEVICE void load_mask() { tiles.load_mask(p, descriptor, row, lane, smem.tree(K_ring.stage)); }
   template <typename Tag>
   DEVICE void mask(Tag) {
     tiles.hide<Tag::value>(fragment_view(S_rmem), p, descriptor, row, lane);

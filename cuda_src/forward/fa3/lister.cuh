@@ -217,3 +217,35 @@ struct ValueLoader {
     inside.close();
   }
 };
+
+// TREE: writes what new tokens see of each other beside each K tile that holds new tokens, by one warp. Consumers of a tile
+// wait for it as for K.
+struct TreeLoader {
+  const AttentionParams& p;
+  const SharedMemory& smem;
+  ListReader reader{p, smem};
+  RingCursor<NUM_STAGES> K_ring = smem.K_ring();
+
+  DEVICE void run(const PersistentItems& items) {
+    int ready = items.item(p, min(blockIdx.x, items.total - 1)).batch;  // the sequence whose tree lies beside the current buffer
+    write(ready);                                                      // while the lister reads the first item's lengths
+    for (ListEntry entry; reader.next(entry); reader.done(lane_id())) {
+      K_ring.wait_empty();
+      if (entry.tile.block_masked()) {
+        const int sequence = read_sequence(reader.descriptor()).sequence_index;
+        if (sequence != ready) write(sequence);
+      }
+      ready = -1;
+      warp_sync();  // all lanes have read the list, and written their tokens
+      if (lane_id() == 0) mbarrier_arrive(K_ring.full_barrier());
+      K_ring.advance();
+    }
+  }
+  DEVICE void write(int sequence) const {
+    const CacheParams& cache = cache_of(p);
+    const u32 rows = smem.tree(K_ring.stage);
+    // Rows after the last packed sequence are not stored.
+    const WarpTree<TREE, 64> tree(cache.tree, min(sequence, cache.batch - 1), cache.tree_tokens, lane_id());
+    tree.of_lane(lane_id(), [&](int token, u64 seen) { write_shared(rows + 8 * token, seen); });
+  }
+};

@@ -74,7 +74,8 @@ struct SharedMemory {
   static constexpr int LIST_AT = up_to_16(TILES_AT + 8 * NUM_STAGES);  // LISTED: the tiles to visit, and its mbarriers
   static constexpr int LIST_FULL_AT = LIST_AT + ENTRY_BYTES * LIST_STAGES, LIST_EMPTY_AT = LIST_FULL_AT + 8 * LIST_STAGES;
   static constexpr int TAIL_FULL_AT = LIST_EMPTY_AT + 8 * LIST_STAGES;  // with lengths: a V tile without its zeros yet
-  static constexpr int BYTES = TAIL_FULL_AT + 8;
+  static constexpr int TREE_AT = TAIL_FULL_AT + 8;  // TREE: beside each buffer of K: what 64 new tokens see of each other
+  static constexpr int BYTES = TREE_AT + (CACHED ? 512 * NUM_STAGES : 0);
   static_assert(K_AT % 1024 == 0 && V_AT % 1024 == 0, "tiles with a 128-byte swizzle begin at multiples of 1024 bytes");
   static_assert(ITEM_BYTES * ITEM_DESCRIPTORS <= TILES_AT - ITEMS_AT, "the descriptors must fit their buffer");
   static_assert(BYTES == SMEM_BYTES, "cufa/kernels/forward/fa3.py must ask for the bytes that the buffers take");
@@ -89,6 +90,7 @@ struct SharedMemory {
   DEVICE u32 item(u32 round) const { return start + ITEMS_AT + ITEM_BYTES * (round % ITEM_DESCRIPTORS); }
   DEVICE u32 entry(int stage) const { return list + ENTRY_BYTES * stage; }
   DEVICE u32 tile(int stage) const { return start + TILES_AT + 8 * stage; }
+  DEVICE u32 tree(int stage) const { return start + TREE_AT + 512 * stage; }
 
   // A buffer is full when the thread that asked TMA for it has arrived and all its bytes have landed. A buffer is empty when
   // every warp that reads it has arrived.
@@ -98,13 +100,13 @@ struct SharedMemory {
       mbarrier_init(Q_empty + 8 * i, 4);  // the warps of one consumer
     }
     for (int i = 0; i < NUM_STAGES; ++i) {
-      mbarrier_init(K_ring().full + 8 * i, 1);
+      mbarrier_init(K_ring().full + 8 * i, TREE ? 2 : 1);  // TREE: by KeyLoader and TreeLoader
       mbarrier_init(V_ring().full + 8 * i, 1);
       mbarrier_init(K_ring().empty + 8 * i, 4 * CONSUMERS);
       mbarrier_init(V_ring().empty + 8 * i, 4 * CONSUMERS);
     }
     if constexpr (LISTED) {
-      list_ring().init(1, 2);  // read by K's loader and V's
+      list_ring().init(1, TREE ? 3 : 2);  // read by K's loader, V's, and the tree's
       mbarrier_init(tail_full, 1);
     }
     mbarrier_init_fence();

@@ -64,7 +64,7 @@ struct RangeOfTiles {
     walk_tiles<MASK_KIND>(j, tiles, [&consumer](int, auto segment) { consumer.step(segment); });
   }
 
-  DEVICE void load_mask(const AttentionParams&, u32, int, int) {}
+  DEVICE void load_mask(const AttentionParams&, u32, int, int, u32) {}
   template <Segment SEGMENT, typename View>
   DEVICE void hide(View S, const AttentionParams& p, u32, int row, int lane) {
     hide_scores<SEGMENT>(S, head_mask(p), row, j * Bc, lane % 4 * 2);
@@ -84,7 +84,7 @@ struct ListOfTiles {
   static constexpr int above = 0, below = 0;
   ListedTile listed{};
   TileTally tally[2];  // TRACE: of the item being stored, and of the current item
-  ScoreBits<FragmentView<float, 2, S_TILES, 0, 4>> bits;  // MASK_BITS: of tile j
+  ScoreBits<FragmentView<float, 2, S_TILES, 0, 4>> bits;  // MASK_BITS, TREE: of tile j
 
   DEVICE int begin(const AttentionParams&, const Item& item, int consumer, int warp, int lane) {
     const int row = item.q_block * Br + consumer * GROUP_ROWS + warp * 16 + lane / 4;
@@ -138,8 +138,17 @@ struct ListOfTiles {
     const int first_row = int(opaque(u32(row))), column = int(opaque(u32(lane))) % 4 * 2;
     bits.load(mask.workspace.runs, mask.words_of_line(), first_row, mask.rows, j * Bc + column, mask.keys);
   }
-  DEVICE void load_mask(const AttentionParams& p, u32 descriptor, int row, int lane) {
+  // `tree`: what new tokens see of each other, beside the tile's K.
+  DEVICE void load_mask(const AttentionParams& p, u32 descriptor, int row, int lane, [[maybe_unused]] u32 tree) {
     if constexpr (BITS_EARLY) load_bits(p, descriptor, row, lane);
+    if constexpr (TREE) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {  // rows past the end are not stored
+        const vec2 seen = ld_shared_vec2(tree + 8 * min(row + 8 * r, cache_of(p).tree_tokens - 1));
+        bits.bits[r][0] = seen.x, bits.bits[r][1] = seen.y;  // until hide()
+      }
+      warp_sync();  // all lanes have read before one of them gives the buffer of K back
+    }
   }
   template <Segment SEGMENT, typename View>
   DEVICE void hide(View S, const AttentionParams& p, u32 descriptor, int own_row, int own_lane) {
@@ -152,13 +161,12 @@ struct ListOfTiles {
       if constexpr (is_irregular(MASK_KIND)) {
         constexpr bool ASK_FIRST = !(Q_IN_REGISTERS && HEAD_DIM > 64);  // where the test spills no register
         hide_scores<1, ASK_FIRST>(S, read_irregular_mask(p, descriptor), row, j * Bc, column);
-      } else {
+      } else if constexpr (TREE) {
         const HeadMask mask = read_mask(descriptor);
-        hide_scores<RIGHT_MASKED>(S, mask, row, j * Bc, column);
-        if constexpr (TREE) {
-          const int sequence = read_sequence(descriptor).sequence_index;
-          hide_tree(S, p, sequence, row, j * Bc + column - (mask.keys - mask.rows));
-        }
+        const u64 seen[2] = {u64(bits.bits[0][1]) << 32 | bits.bits[0][0], u64(bits.bits[1][1]) << 32 | bits.bits[1][0]};
+        hide_unseen(S, seen, mask.rows, j * Bc + column - (mask.keys - mask.rows));
+      } else {
+        hide_scores<RIGHT_MASKED>(S, read_mask(descriptor), row, j * Bc, column);
       }
     }
   }

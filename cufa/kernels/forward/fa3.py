@@ -169,7 +169,7 @@ class Fa3Forward(ForwardKernel):
     def shared_memory(self, config: Fa3Config, head_dim: int, v_dim: int = 0) -> tuple[Buffer, ...]:
         """Q of each consumer warpgroup, the K and V rings, a full and an empty barrier for each buffer, item
         descriptors. For listed tiles: which tile is in each buffer of K, the list, and a barrier for the end of a
-        sequence."""
+        sequence. For keys in a cache: beside each buffer of K, what 64 tokens of a tree see of each other."""
         row, v_row = (ceil_div(n, 64) * 128 for n in (head_dim, v_dim or head_dim))
         consumers, keys = config.num_warps // 4 - 1, config.num_stages * config.block_kv
         tiles = {
@@ -185,6 +185,7 @@ class Fa3Forward(ForwardKernel):
             Buffer("LIST_FULL", 4 * 8, align=8),
             Buffer("LIST_EMPTY", 4 * 8, align=8),
             Buffer("TAIL_FULL", 8, align=8),
+            Buffer("TREE", 512 * config.num_stages if config.page_box else 0, align=8),
         )
 
     def own_constants(self, problem: Problem) -> dict[str, int | bool]:
