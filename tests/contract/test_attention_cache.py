@@ -36,6 +36,7 @@ OPTIONS = {
     },
     "tree, sink": {"tree": PARENTS, "sink": SINK},
     "tree of booleans": {"tree": ancestors(PARENTS), "softcap": 9.0},
+    "tree of 64 tokens": {"tree": ancestors(np.pad(PARENTS, ((0, 0), (0, 64 - _TOKENS)), constant_values=3))},
     "score": {
         "causal": True,
         "score": cufa.score(_capped, table=np.linspace(-1, 1, 4 * 40).reshape(4, 40)),
@@ -53,6 +54,8 @@ CASES = [
     (EMULATE, "fa2", "bfloat16", 136, 0, "causal"),
     (EMULATE, "fa3", "float16", 64, 64, "tree, sink"),
     (EMULATE, "fa2", "float16", 64, 16, "tree of booleans"),
+    (EMULATE, "fa3", "bfloat16", 128, 16, "tree of booleans"),
+    (EMULATE, "fa3", "float16", 192, 0, "tree of 64 tokens"),
     (EMULATE, "fa3", "float16", 64, 16, "score"),
     (EMULATE, "fa2", "bfloat16", 64, 7, "score"),
     *[
