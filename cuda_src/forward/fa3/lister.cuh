@@ -1,6 +1,7 @@
 // The producer if tiles are listed (tile_list.cuh): three warps. The first classifies tiles, one for each lane, and lists the
 // tiles to visit, a few ahead. The second asks TMA for Q and K of listed tiles, the third for V. (A single warp would need more
-// registers than a producer has.) Each K tile has a descriptor, which the mbarriers of its K buffer guard.
+// registers than a producer has.) With a tree of new tokens, a fourth writes what the tokens see. Each K tile has a descriptor,
+// which the mbarriers of its K buffer guard.
 #pragma once
 #include "primitives/opaque.cuh"
 #include "forward/fa3/producer.cuh"
