@@ -54,7 +54,7 @@ class Kernel:
     """The kinds of masks, of :data:`~cufa.problem.problem.MASK_KINDS`."""
     options: tuple[str, ...] = ()
     """Some of "padded", "packed" (lengths), "cache", "tree", "invariant", "alibi", "sink", "deterministic", "running",
-    "score" and "gradients" (of its arrays), "dropout". Every kernel takes a soft cap."""
+    "score" and "gradients" (of its arrays), "dropout", "float32 gradients". Every kernel takes a soft cap."""
     options_with_irregular_masks: tuple[str, ...] = ()
     """The options that also go with irregular masks."""
     folds_score_scale: bool = False

@@ -42,6 +42,7 @@ _OPTIONS = {
     "tree": "a tree of new tokens (tree)",
     "invariant": "bits that depend on the sequence alone (invariant)",
     "running": "a running result",
+    "float32 gradients": "float32 gradients of 16-bit elements",
     **_LENGTHS,
     "cache": "keys in a cache (cache_seqlens, block_table)",
 }
@@ -190,7 +191,7 @@ def _config_reasons(config: TileConfig, problem: Problem) -> Iterator[str]:
         yield f"is not built for keys in a cache at head_dim {problem.head_dim}"
     if getattr(config, "packed_heads", 1) > 1 and problem.tiles_are_listed:
         yield "has heads that share tiles, which takes band masks over whole arrays"
-    others = problem.mask.irregular_kind or problem.softcap is not None or {*_options(problem)} - {"alibi"}
+    others = problem.mask.irregular_kind or problem.softcap is not None or {*_options(problem)} - {"alibi", "float32 gradients"}
     if config.plain_only and others:
         yield "takes band masks over whole arrays alone, without softcap, sink or a fixed order of additions"
 
@@ -206,9 +207,12 @@ def _split_reasons(kernel: Kernel, problem: Problem) -> Iterator[str]:
 
 
 def _options(problem: Problem) -> Iterator[str]:
-    """The options of a problem that not every kernel takes. No public call has "running", and no table lists it."""
+    """The options of a problem that not every kernel takes. No public call has "running" or "float32 gradients", and
+    no table lists them."""
     if problem.running is not None:
         yield "running"
+    if problem.float32_gradients:
+        yield "float32 gradients"
     for option in ("alibi", "sink", "deterministic", "invariant", "tree"):
         if getattr(problem, option):
             yield option

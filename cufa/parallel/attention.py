@@ -96,8 +96,8 @@ def flash_attention_backward(
     heads, summed over the tokens of all ranks.
 
     ``dout``, ``out``, ``lse`` and ``dlse`` are local parts, as the forward returns them; the other arguments and errors
-    are as for :func:`flash_attention`. A kernel rounds its share of a gradient to q's dtype. Shares travel in this
-    dtype, and are added in float32, in a fixed order: the error does not grow with the number of ranks.
+    are as for :func:`flash_attention`. Where several calls contribute to a gradient, their shares are float32, travel
+    as such and are added in a fixed order. Only the sum is rounded to q's dtype: the error is that of one GPU.
     """
     given = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse, "dlse": dlse}
     call = Arguments.read(group, given, placement, scheme, layout, alibi_slopes, sink)
@@ -106,11 +106,11 @@ def flash_attention_backward(
     run = Backward(group, schedule, call.given, scores)
     run.run()
     gradients = []
-    for name in ("dq", "dk", "dv"):
+    for name, like in (("dq", "q"), ("dk", "k"), ("dv", "v")):
         totals = {}
         for rank in group.local:
             with group.on(rank):
-                totals[rank] = run.sums[rank, name].total()
+                totals[rank] = run.sums[rank, name].total(call.given[like][rank].dtype)
         gradients.append(group.returned(call.in_layout(totals)))
     if call.sink:
         gradients.append(_dsink(call))

@@ -21,8 +21,11 @@ class Backward(Run):
 
     def __init__(self, group: Group, schedule: Schedule, given: Mapping[str, Parts], scores: Scores) -> None:
         super().__init__(group, schedule, given, scores)
+        dtype = next(iter(given["q"].values())).dtype
+        self.float32 = schedule.summed if dtype.itemsize < 4 else ()
+        self.dtypes = {name: "float32" if name in self.float32 else dtype for name, _ in _GRADIENTS}
         self.sums = {
-            (rank, name): Sum(group, rank, given[like][rank])
+            (rank, name): Sum(group, rank, given[like][rank], self.dtypes[name])
             for name, like in _GRADIENTS
             for rank in group.local
         }
@@ -40,7 +43,7 @@ class Backward(Run):
             heads, segments = _gradient_place(name, stage)
             own = first_row(rank, segments)
             if own is None:
-                sums.append((Sum(self.group, rank, like), (0, heads[1] - heads[0]), 0))
+                sums.append((Sum(self.group, rank, like, self.dtypes[name]), (0, heads[1] - heads[0]), 0))
                 stage.arrays[name] = sums[-1][0]
             else:
                 sums.append((self.sums[rank, name], heads, own))
@@ -50,7 +53,7 @@ class Backward(Run):
                 for (_, heads, at), rows in zip(sums, (call.rows, call.keys, call.keys), strict=True)
             ]
             into = [total.place(*box) for (total, _, _), box in zip(sums, boxes, strict=True)]
-            found = backward_call(call, query_arrays, k, v, scores, into)
+            found = backward_call(call, query_arrays, k, v, scores, into, self.float32)
             for (total, _, _), box, place, x in zip(sums, boxes, into, found, strict=True):
                 if place is None:
                     total.add(*box, x)
@@ -66,8 +69,8 @@ class Backward(Run):
             like, total = next(iter(self.given[given].values())), None
             if rank in self.group.local:
                 with self.group.on(rank):
-                    total = stage.arrays[name].total()
-            yield Result(name, heads, segments, total, like, like.dtype)
+                    total = stage.arrays[name].total(self.dtypes[name])
+            yield Result(name, heads, segments, total, like, self.dtypes[name])
 
     def keep(self, result: Result, segment: Segment, x: Any) -> bool:
         rows = segment.row, segment.row + segment.length
@@ -80,7 +83,7 @@ class Backward(Run):
         if place is not None:
             return place, total.arrived
         like = self.given["q"][segment.rank]
-        share = empty(self.group, segment.rank, result.shape(segment.length), like)
+        share = empty(self.group, segment.rank, result.shape(segment.length), like, result.dtype)
         return share, lambda: total.add(result.heads, rows, share)
 
 

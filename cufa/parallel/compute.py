@@ -12,6 +12,7 @@ from ..calls.backward import flash_attention_backward
 from ..calls.forward import flash_attention
 from ..calls.merge import merge_attention_states
 from ..calls.running import attend
+from ..calls.shares import gradient_shares
 from ..problem.checks import module_of
 from ..problem.options import Options
 from .placement import Range
@@ -114,15 +115,28 @@ def attend_or_merge(
 
 
 def backward_call(
-    call: Call, query_arrays: tuple[Any, ...], k: Any, v: Any, scores: Scores, into: Sequence[Any]
+    call: Call, query_arrays: tuple[Any, ...], k: Any, v: Any, scores: Scores, into: Sequence[Any],
+    float32: tuple[str, ...],
 ) -> tuple[Any, ...]:  # fmt: skip
     """dq of the call's rows, dk and dv of its keys. ``query_arrays``: dout, q, out, lse and dlse of the work. ``into``:
-    arrays to write dq, dk and dv to, or None for new arrays."""
+    arrays to write dq, dk and dv to, or None for new arrays. ``float32`` names the gradients in float32."""
     dout, q, out, lse, dlse = (None if x is None else rows_of(x, call.rows) for x in query_arrays)
     lse, dlse = (None if x is None else module_of(x).ascontiguousarray(x) for x in (lse, dlse))
     k, v = rows_of(k, call.keys), rows_of(v, call.keys)
     dq, dk, dv = into
-    gradients: tuple[Any, ...] = flash_attention_backward(
+    gradients: tuple[Any, ...]
+    if float32:
+        options = Options(
+            call.mask, scores.softcap, scores.scale, scores.precision, "bhsd", scores.algorithm,
+            deterministic=scores.deterministic,
+        )  # fmt: skip
+        given = {
+            "dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse, "dlse": dlse, "dq": dq, "dk": dk, "dv": dv,
+            "alibi_slopes": scores.alibi_slopes,
+        }  # fmt: skip
+        gradients = gradient_shares(given, options, float32, scores.device)
+        return gradients
+    gradients = flash_attention_backward(
         dout,
         q,
         k,

@@ -32,7 +32,7 @@ _LAUNCH_S = 8e-6
 _RECEIVED = {("q", False): 1, ("q", True): 3, ("kv", False): 2, ("kv", True): 2}
 """Number of arrays that travel to a step, by (operand, is it a backward): q (and dout, out); k and v."""
 _RETURNED = {("q", False): 1, ("q", True): 1, ("kv", False): 0, ("kv", True): 2}
-"""Number of arrays that travel back: out or dq; dk and dv."""
+"""Number of arrays that travel back: out or dq; dk and dv. Shares of sums are float32."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,9 +147,11 @@ def plan(
     schedule = make_schedule(scheme, whole, queries, keys, tuple(counts), backward)
     rate = rate or (BACKWARD_FLOPS if backward else FORWARD_FLOPS)
     size, flops = ELEMENTS[dtype].itemsize * head_dim * batch, (10 if backward else 4) * head_dim * batch
+    float32 = schedule.summed if backward and dtype in ("float16", "bfloat16") else ()
+    returned_sizes = {"q": size * (1 + ("dq" in float32)), "kv": size * (1 + ("dk" in float32))}
     steps, end = [], 0.0
     for rank in range(ranks):
-        mine, until = _timeline(schedule, rank, size, flops / rate, link, backward)
+        mine, until = _timeline(schedule, rank, size, returned_sizes, flops / rate, link, backward)
         steps += mine
         end = max(end, until)
     scores = whole.visible((0, seqlen_q), (0, k[2])) * heads
@@ -159,9 +161,10 @@ def plan(
 
 
 def _timeline(
-    schedule: Schedule, rank: int, size: int, seconds_per_score: float, link: tuple[float, float], backward: bool
+    schedule: Schedule, rank: int, size: int, returned_sizes: dict[str, int], seconds_per_score: float,
+    link: tuple[float, float], backward: bool,
 ) -> tuple[list[StepCost], float]:  # fmt: skip
-    """A rank's steps. The arrays of a step begin to travel when the step :data:`AHEAD` steps earlier begins, or at the
+    """A rank's steps. ``size``: bytes of a row; ``returned_sizes``: of a row of the arrays that travel back. The arrays of a step begin to travel when the step :data:`AHEAD` steps earlier begins, or at the
     begin of the call. Results travel back under the next step."""
     bandwidth, latency = link
     arrivals, costs = list(schedule.arrivals(rank)), []
@@ -177,7 +180,7 @@ def _timeline(
         scores = step.scores * (work.heads[1] - work.heads[0])
         slower = _SLOWER[backward] if arrivals else 1.0
         compute = scores * seconds_per_score * slower + _LAUNCH_S * len(step.calls)
-        returned = sum(_RETURNED[x.what, backward] * x.rows * size for x in here)
+        returned = sum(_RETURNED[x.what, backward] * x.rows * returned_sizes[x.what] for x in here)
         begins.append(begin)
         now = begin + compute
         if returned:  # as much comes in as goes out

@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterator, Sequence
+
+import numpy as np
 
 from ..problem.mask import Mask
 from .placement import Placement, Range, Segment
@@ -131,6 +134,16 @@ class Schedule:
         """Visible scores that a rank computes, over all its heads, of one sequence."""
         return sum(step.scores * (work.heads[1] - work.heads[0]) for _, work, step in self.steps(rank))
 
+    @functools.cached_property
+    def summed(self) -> tuple[str, ...]:
+        """The gradients that are sums over several calls, of "dq", "dk" and "dv": their shares are float32."""
+        if self.scheme == "heads":  # ranks have heads of their own
+            return ()
+        calls = [(w, s, call) for works in self.works for w in works for s in w.steps for call in s.calls]
+        dq = [(w.heads, x) for w, _, call in calls for x in _ranges(w.queries, call.rows)]
+        dk = [(w.kv_heads, x) for w, s, call in calls for x in _ranges(s.keys, call.keys)]
+        return ("dq",) * _overlap(dq) + ("dk", "dv") * _overlap(dk)
+
     def __str__(self) -> str:
         heads, kv_heads = self.heads[0]
         lines = [f"{self.scheme}: {heads}/{kv_heads} heads", str(self.queries)]
@@ -158,12 +171,26 @@ def rest(whole: Range, taken: Sequence[Range]) -> list[Range]:
     return pieces_left
 
 
-def _tokens(segments: Sequence[Segment], rows: Range) -> str:
+def _ranges(segments: Sequence[Segment], rows: Range) -> Iterator[Range]:
     """The tokens of ``rows``, which count over the segments put one after another."""
-    texts, at = [], 0
+    at = 0
     for x in segments:
         begin, end = max(rows[0] - at, 0), min(rows[1] - at, x.length)
         if begin < end:
-            texts.append(f"{x.token + begin}-{x.token + end - 1}")
+            yield x.token + begin, x.token + end
         at += x.length
-    return "+".join(texts)
+
+
+def _tokens(segments: Sequence[Segment], rows: Range) -> str:
+    return "+".join(f"{begin}-{end - 1}" for begin, end in _ranges(segments, rows))
+
+
+def _overlap(boxes: Sequence[tuple[Range, Range]]) -> bool:
+    """Whether two boxes of heads and tokens have a cell in common."""
+    heads, tokens = (
+        {x: i for i, x in enumerate(sorted({*itertools.chain(*(box[axis] for box in boxes))}))} for axis in (0, 1)
+    )
+    count = np.zeros((len(heads), len(tokens)), int)
+    for (h, h_end), (t, t_end) in boxes:
+        count[heads[h] : heads[h_end], tokens[t] : tokens[t_end]] += 1
+    return bool((count > 1).any())

@@ -20,10 +20,10 @@ class Sum:
     """An array (batch, heads, tokens, head_dim) that is the sum of boxes of heads and tokens, in the caller's order.
 
     The first box at a place may be written there directly (:meth:`place`). Other boxes wait, and one pass adds them in
-    float32. ``like`` gives shape, device and dtype."""
+    float32. ``like`` gives shape and device, ``dtype`` that of the boxes."""
 
-    def __init__(self, group: Group, rank: int, like: Any) -> None:
-        self._group, self._rank, self._like = group, rank, like
+    def __init__(self, group: Group, rank: int, like: Any, dtype: Any) -> None:
+        self._group, self._rank, self._like, self.dtype = group, rank, like, np.dtype(dtype)
         self._array: Any = None
         self._there: list[tuple[Range, Range]] = []
         """Boxes that the array holds."""
@@ -36,8 +36,8 @@ class Sum:
         if any(_meet(heads, h) and _meet(rows, r) for h, r, *_ in (*self._there, *self._waiting)):
             return None
         if self._array is None:
-            self._array = empty(self._group, self._rank, self._like.shape, self._like)
-        if self._array.dtype != self._like.dtype:
+            self._array = empty(self._group, self._rank, self._like.shape, self._like, self.dtype)
+        if self._array.dtype != self.dtype:
             return None
         self._there.append((heads, rows))
         self._coming += coming
@@ -50,16 +50,15 @@ class Sum:
         """Add a box, whose array must not change from now on."""
         self._waiting.append((heads, rows, x))
         if len(self._waiting) > _WAITING and not self._coming:
-            narrow = self._like.dtype.itemsize < 4
-            self._add_up(np.dtype("float32") if narrow else self._like.dtype)
+            self._add_up(np.dtype("float32") if self.dtype.itemsize < 4 else self.dtype)
 
-    def total(self) -> Any:
-        """The sum in the dtype of ``like``; 0 where nothing was added."""
+    def total(self, dtype: Any) -> Any:
+        """The sum, 0 where nothing was added."""
         if self._array is None and len(self._waiting) == 1:
             ((_, _, x),) = self._waiting
-            if x.shape == self._like.shape and x.dtype == self._like.dtype and x.flags.c_contiguous:
+            if x.shape == self._like.shape and x.dtype == dtype and x.flags.c_contiguous:
                 return x
-        self._add_up(self._like.dtype, 0)
+        self._add_up(dtype, 0)
         return self._array
 
     def _add_up(self, dtype: Any, nothing: float | None = None) -> None:
@@ -108,45 +107,50 @@ def add_up(parts: list[Any], target: Any) -> None:
     if 0 in target.shape:
         return
     if is_device_array(target):
-        wide = [_wide(x) for x in (*parts, target)]
-        if any(x is None for x in wide):
-            _adder(len(parts), "")(*parts, target)
-        else:
-            _adder(len(parts), str(target.dtype))(*wide)
+        units = _units(*parts, target)
+        dtypes = tuple(str(x.dtype) for x in (parts[0], target)) if units else ()
+        _adder(len(parts), dtypes)(*(units or (*parts, target)))
         return
     dtype = np.result_type(target.dtype, np.float32)
     target[...] = functools.reduce(np.add, (x.astype(dtype) for x in parts))
 
 
-def _wide(x: Any) -> Any:
-    """An array of 16-bit elements as elements of 16 bytes; None if its shape or alignment does not allow this."""
-    fits = (
-        x.dtype.itemsize == 2
-        and x.strides[-1] == 2
-        and not any(n % 16 for n in (x.data.ptr, *x.strides[:-1]))
-    )
-    return x.view(np.complex128) if fits and x.shape[-1] % 8 == 0 else None
+def _units(*arrays: Any) -> list[Any]:
+    """The arrays in units of as many elements as 16 bytes hold of the widest; all but the last have one dtype. [] if a
+    dtype, a shape or an alignment does not allow this."""
+    sizes = {x.dtype.itemsize for x in arrays}
+    count, found = 16 // max(sizes), []
+    for x in arrays:
+        unit = count * x.dtype.itemsize
+        fits = x.strides[-1] == x.dtype.itemsize and x.shape[-1] % count == 0
+        if not fits or any(n % unit for n in (x.data.ptr, *x.strides[:-1])) or not sizes <= {2, 4}:
+            return []
+        found.append(x.view(np.complex128 if unit == 16 else np.complex64))
+    return found if len({x.dtype for x in arrays[:-1]}) == 1 else []
 
 
-_EIGHT = """
-alignas(16) E found[8];
-for (int j = 0; j < 8; j++) found[j] = E({terms});
-sum = *reinterpret_cast<const T*>(found);
+_SUM_OF_UNITS = """
+alignas(16) R found[sizeof(U) / sizeof(R)];
+for (int j = 0; j < sizeof(U) / sizeof(R); j++) found[j] = R({terms});
+sum = *reinterpret_cast<const U*>(found);
 """
 
 
 @functools.cache
-def _adder(count: int, packed: str) -> Any:
-    """A kernel that adds ``count`` arrays. ``packed``: the dtype of the eight elements in each 16 bytes; empty: the
-    arrays have plain elements."""
+def _adder(count: int, dtypes: tuple[str, ...]) -> Any:
+    """A kernel that adds ``count`` arrays. ``dtypes``: of the arrays and of the sum, if they are given in units; empty:
+    the arrays have plain elements."""
     import cupy
 
-    if not packed:
+    if not dtypes:
         inputs = ", ".join(f"{letter} x{i}" for i, letter in enumerate("ABCDEFGH"[:count]))
         terms = " + ".join(f"float(x{i})" for i in range(count))
         return cupy.ElementwiseKernel(inputs, "S sum", f"sum = S({terms})", f"cufa_add_{count}")
     inputs = ", ".join(f"T x{i}" for i in range(count))
     terms = " + ".join(f"float(reinterpret_cast<const E*>(&x{i})[j])" for i in range(count))
-    preamble = f"#include <cupy/float16.cuh>\n#include <cupy/bfloat16.cuh>\ntypedef {packed} E;\n"
-    code, name = _EIGHT.format(terms=terms), f"cufa_add_{count}_{packed}"
-    return cupy.ElementwiseKernel(inputs, "T sum", code, name, preamble=preamble)
+    of, to = ("float" if x == "float32" else x for x in dtypes)
+    preamble = (
+        f"#include <cupy/float16.cuh>\n#include <cupy/bfloat16.cuh>\ntypedef {of} E;\ntypedef {to} R;\n"
+    )
+    code, name = _SUM_OF_UNITS.format(terms=terms), f"cufa_add_{count}_{of}_{to}"
+    return cupy.ElementwiseKernel(inputs, "U sum", code, name, preamble=preamble)

@@ -55,6 +55,7 @@ _OPTIONAL: tuple[dict[str, Any], ...] = (
     {"lengths": Packed(1024, 1024, (1024,), (1024,), Cached(16, 64, 64, True, 1024))},
     {"lengths": Padded((1024,), (1024,), cache=Cached(given=True)), "alibi": True, "sink": True},
     {"dropped": 26},
+    {"float32_gradients": ("dq", "dk", "dv")},
 )
 """Optional operands of the builds that `cufa compile` checks. Not checked: padded with ALiBi, packed with a sink."""
 

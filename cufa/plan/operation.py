@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..kernels import Kernel, Split, TileConfig
 from ..kernels.params import Params, strides_of
+from ..problem.element import ELEMENTS, Element
 from ..problem.score_function import MAX_ARRAYS, MAX_AXES
 
 if TYPE_CHECKING:
     from ..gpu.architectures import Device
-    from ..problem.element import Element
     from ..problem.problem import Problem
     from .planner import Plan
 
@@ -55,9 +55,11 @@ class Operand:
 
     def element(self, problem: Problem) -> Element:
         """Element of a strided operand, by the first letter of its stride member: k_cache and k_new have the element of
-        k, gradients the element of q, and new tokens that the call quantises have the element of q."""
+        k, gradients the element of q (or float32), and new tokens that the call quantises have the element of q."""
         if self.name in ("k_new", "v_new") and problem.cache.quantize_new:
             return problem.q_element
+        if self.name in problem.float32_gradients:
+            return ELEMENTS["float32"]
         return {
             "q": problem.q_element, "k": problem.k_element, "v": problem.v_element, "o": problem.out_element,
             "d": problem.q_element,

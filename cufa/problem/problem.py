@@ -111,6 +111,9 @@ class Problem:
     running: tuple[int, int, int, int] | None = None
     """Forward: the result joins a running result of earlier keys, O and lse in float32. (First and end of the rows
     without an earlier result, first and end of the rows that are finished and go to out.)"""
+    float32_gradients: tuple[str, ...] = ()
+    """Backward of 16-bit elements: the results that are float32: none, "dk" and "dv", or these and "dq". The caller adds
+    them to others and rounds the sum."""
 
     # --- Elements -----------------------------------------------------------------------------------------
 
@@ -360,8 +363,9 @@ class Problem:
         for name in ("v_head_dim", "running", "score"):
             if fields[name] is None:
                 del fields[name]
-        if not self.dropped:
-            del fields["dropped"]
+        for name in ("dropped", "float32_gradients"):
+            if not fields[name]:
+                del fields[name]
         if self.score is not None:
             fields["score"] = self.score.as_json()
         return {**fields, "mask": self.mask.as_json(), "lengths": self.lengths.as_json()}
@@ -373,6 +377,7 @@ class Problem:
                 **record,
                 "scales": tuple(record.get("scales", ())),
                 "score": ScoreChange.from_json(record["score"]) if record.get("score") else None,
+                "float32_gradients": tuple(record.get("float32_gradients", ())),
                 "running": None if record.get("running") is None else tuple(record["running"]),
                 "mask": Mask.from_json(record["mask"]),
                 "lengths": Lengths.from_json(record["lengths"]),

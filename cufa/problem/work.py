@@ -50,11 +50,14 @@ class BackwardWork(ForwardWork):
     def io_bytes(self, problem: Problem) -> int:
         """dout, q, k, v, out and lse read once, dq, dk and dv written once."""
         queries, keys = problem.tokens
-        query_bytes = problem.heads * queries * (2 * _query_bytes(problem) + 4)
-        return query_bytes + problem.kv_heads * keys * 2 * problem.key_bytes
+        wide = problem.float32_gradients  # two bytes more for each element
+        row_bytes = 2 * _query_bytes(problem) + 4 + 2 * ("dq" in wide) * problem.head_dim
+        key_bytes = 2 * problem.key_bytes + 2 * ("dk" in wide) * (problem.head_dim + problem.v_dim)
+        return problem.heads * queries * row_bytes + problem.kv_heads * keys * key_bytes
 
     def describe(self, problem: Problem) -> str:
-        return f"backward {super().describe(problem)}" + (", deterministic" if problem.deterministic else "")
+        wide = f", {', '.join(problem.float32_gradients)} in float32" if problem.float32_gradients else ""
+        return f"backward {super().describe(problem)}{wide}" + ", deterministic" * problem.deterministic
 
 
 class DecodeWork(ForwardWork):

@@ -9,6 +9,8 @@
 constexpr int PASS_THREADS = 128;
 constexpr int PASS_STRIPS = PASS_THREADS / 32;  // strips of one thread block
 constexpr int ELEMENT_BYTES = Element::BYTES;
+using DqElement = typename Choose<FLOAT32_DQ, Float32, Element>::type;
+using DkvElement = typename Choose<FLOAT32_DKV, Float32, Element>::type;
 
 // The strip of this warp.
 DEVICE i64 strip_of_pass() { return i64(blockIdx.x) * PASS_STRIPS + threadIdx.x / 32; }
@@ -48,8 +50,9 @@ struct StripItem {
 DEVICE const char* head_address(const void* tensor, const Strides& stride, int batch, int head) {
   return static_cast<const char*>(tensor) + ELEMENT_BYTES * (batch * stride.batch + head * stride.head);
 }
+template <typename Gradient>
 DEVICE char* head_address(void* tensor, const Strides& stride, int batch, int head) {
-  return static_cast<char*>(tensor) + ELEMENT_BYTES * (batch * stride.batch + head * stride.head);
+  return static_cast<char*>(tensor) + Gradient::BYTES * (batch * stride.batch + head * stride.head);
 }
 
 // 16 bytes from or to global memory by accesses as wide as ALIGNMENT allows.
@@ -262,7 +265,8 @@ DEVICE void convert_strip(const BackwardParams& p, i64 first = 0) {
   if (!item.valid) return;
   const int head = int(item.head % p.heads), batch = int(item.head / p.heads);
   const auto sequence = sequence_of(p, item.sequence);
-  char* dQ = head_address(p.dq, p.dq_stride, batch, head) + sequence.first_row() * (p.dq_stride.seq * ELEMENT_BYTES);
+  constexpr int BYTES = DqElement::BYTES;
+  char* dQ = head_address<DqElement>(p.dq, p.dq_stride, batch, head) + sequence.first_row() * (p.dq_stride.seq * BYTES);
   const float* source = workspace.strip(item.index);
 #pragma unroll(D_TILES >= 16 ? 4 : 1)
   for (int n = lane / 8; n < D_TILES; n += 4) {
@@ -279,16 +283,16 @@ DEVICE void convert_strip(const BackwardParams& p, i64 first = 0) {
     for (int half = 0; half < 2; ++half) {
       const i64 row = item.row() + half * 8 + g;
       const bool exists = LENGTHS_KIND == DENSE || row < sequence.rows();  // padding: zeros
-      char* target = dQ + row * (p.dq_stride.seq * ELEMENT_BYTES) + n * 8 * ELEMENT_BYTES;
+      char* target = dQ + row * (p.dq_stride.seq * BYTES) + n * 8 * BYTES;
       u32 words[8];
 #pragma unroll
       for (int t = 0; t < 4; ++t) {
         const float x = exists ? d[t][2 * half] : 0.0f, y = exists ? d[t][2 * half + 1] : 0.0f;
-        pack_two<Element>(words, t, x, y);
+        pack_two<DqElement>(words, t, x, y);
       }
       if (row < sequence.stored_rows()) {
         store_16_bytes<ALIGNMENT>(target, {words[0], words[1], words[2], words[3]});
-        if constexpr (ELEMENT_BYTES == 4) store_16_bytes<ALIGNMENT>(target + 16, {words[4], words[5], words[6], words[7]});
+        if constexpr (BYTES == 4) store_16_bytes<ALIGNMENT>(target + 16, {words[4], words[5], words[6], words[7]});
       }
     }
   }

@@ -170,15 +170,17 @@ struct Background {
     const u32 head = strip / strips_of_query_head(), lane = opaque(lane_id());
     const u32 row = strip % strips_of_query_head() * STRIP + lane / 4;
     const u32 below = opaque(row + 8);
-    char* const of_head = head_address(p.dq, p.dq_stride, int(head / u32(p.heads)), int(head % u32(p.heads))) + lane % 4 * 4;
-    char* const target = of_head + i64(row) * p.dq_stride.seq * 2;
-    char* const lower = of_head + i64(below) * p.dq_stride.seq * 2;
+    constexpr int BYTES = DqElement::BYTES;
+    char* const of_head =
+        head_address<DqElement>(p.dq, p.dq_stride, int(head / u32(p.heads)), int(head % u32(p.heads))) + lane % 4 * (2 * BYTES);
+    char* const target = of_head + i64(row) * p.dq_stride.seq * BYTES;
+    char* const lower = of_head + i64(below) * p.dq_stride.seq * BYTES;
     const bool has_upper = row < u32(p.seqlen_q), has_lower = below < u32(p.seqlen_q);
 #pragma unroll 2
     for (int n = 0; n < D_TILES; ++n) {
       const vec4 v = ld_shared_vec4(place + n * (ACCUMULATOR * 4) + lane * 16);
-      if (has_upper) st_global(target + n * 16, Element::pack(u32_as_float(v.x) * p.scale, u32_as_float(v.y) * p.scale));
-      if (has_lower) st_global(lower + n * 16, Element::pack(u32_as_float(v.z) * p.scale, u32_as_float(v.w) * p.scale));
+      if (has_upper) store_two<DqElement, 16>(target + n * 8 * BYTES, u32_as_float(v.x) * p.scale, u32_as_float(v.y) * p.scale);
+      if (has_lower) store_two<DqElement, 16>(lower + n * 8 * BYTES, u32_as_float(v.z) * p.scale, u32_as_float(v.w) * p.scale);
     }
   }
 };

@@ -237,8 +237,16 @@ DEVICE void store_keys(const KeyBlock& block, void* tensor, const Strides& strid
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int key = block.first_key() + first_key + lane / 4 + 8 * r;
-    char* row = head_address(tensor, stride, block.batch_in_arrays(), block.kv_head()) +
-                (block.key_in_arrays() + key) * stride.seq * 2;
-    store_accumulator_row<REGISTERS / 4, Element>(row, d, r, factor, key < block.stored_keys(), lane);
+    char* row = head_address<DkvElement>(tensor, stride, block.batch_in_arrays(), block.kv_head()) +
+                (block.key_in_arrays() + key) * stride.seq * DkvElement::BYTES;
+    if constexpr (FLOAT32_DKV) {
+#pragma unroll
+      for (int n = 0; n < REGISTERS; n += 4) {  // a quad of lanes writes the 32 bytes of an 8-column tile
+        const float *const pair = d + n + 2 * r;
+        if (key < block.stored_keys()) store_two<Float32, 16>(row + n * 8 + lane % 4 * 8, pair[0] * factor, pair[1] * factor);
+      }
+    } else {
+      store_accumulator_row<REGISTERS / 4, Element>(row, d, r, factor, key < block.stored_keys(), lane);
+    }
   }
 }

@@ -70,6 +70,11 @@ def reasons_of_order(problem: Problem) -> tuple[str, ...]:
     return (f"gradients of arrays: exact sums, {_SUM_BYTES} bytes of workspace for each element",)
 
 
+def gradient_elements(problem: Problem) -> dict[str, bool]:
+    """The choices of every backward kernel about the elements of its results."""
+    return {f"FLOAT32_{x.upper()}": x[:2] in problem.float32_gradients for x in ("dq", "dkv")}
+
+
 def prepare_launches(name: str, problem: Problem, config: TileConfig, blocks: int) -> tuple[Launch, ...]:
     """The prepare pass; and, if it lists tickets, its second launch, in a grid of two layers."""
     threads, (tiles, _) = PASS_WARPS * 32, listed_tickets(problem, config)
@@ -106,7 +111,7 @@ class Fa2Backward(Kernel):
     dtypes: tuple[str, ...] = ("float16", "bfloat16")
     masks = MASK_KINDS
     options: tuple[str, ...] = (
-        "padded", "packed", "alibi", "sink", "deterministic", "score", "gradients", "dropout",
+        "padded", "packed", "alibi", "sink", "deterministic", "score", "gradients", "dropout", "float32 gradients",
     )  # fmt: skip
     options_with_irregular_masks: tuple[str, ...] = options
     any_v_dim = True
@@ -188,4 +193,5 @@ class Fa2Backward(Kernel):
         return key_order.key_blocks(problem, schedule)
 
     def own_constants(self, problem: Problem) -> dict[str, int | bool]:
-        return {"DETERMINISTIC": problem.deterministic, "WHOLE_TILES": False, "PERSISTENT": False}
+        fixed = {"WHOLE_TILES": False, "PERSISTENT": False}
+        return {"DETERMINISTIC": problem.deterministic, **fixed, **gradient_elements(problem)}

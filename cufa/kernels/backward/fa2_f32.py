@@ -14,6 +14,8 @@ class Fa2BackwardF32(Fa2Backward):
     entry = "fa2_backward_f32"
     dtypes = ("float32",)
     precisions = ("float32", "tf32")
+    options = tuple(x for x in Fa2Backward.options if x != "float32 gradients")
+    options_with_irregular_masks = options
     configs = (
         # An SM with 228 KiB.
         BackwardConfig(32, 64, num_warps=4, blocks_per_sm=3, max_head_dim=64, warp_keys=16),

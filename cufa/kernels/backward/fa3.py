@@ -9,7 +9,15 @@ from ...schedule.order import Order
 from ...schedule.schedule import Schedule
 from ..base import Kernel
 from ..config import Box, Buffer, Launch, Split, ceil_div
-from .fa2 import PASS_WARPS, STRIP, Fa2Backward, before_mask, prepare_launches, reasons_of_order
+from .fa2 import (
+    PASS_WARPS,
+    STRIP,
+    Fa2Backward,
+    before_mask,
+    gradient_elements,
+    prepare_launches,
+    reasons_of_order,
+)
 from .fa3_config import (
     ITEM_BYTES,
     WARPGROUP_KEYS,
@@ -149,7 +157,9 @@ class Fa3Backward(Kernel):
         return key_order.key_blocks(problem, schedule)
 
     def own_constants(self, problem: Problem) -> dict[str, int | bool]:
-        return {"DETERMINISTIC": problem.deterministic, "WHOLE_TILES": True}
+        return {
+            "DETERMINISTIC": problem.deterministic, "WHOLE_TILES": True, **gradient_elements(problem),
+        }  # fmt: skip
 
     def most_listed_queries(self, head_dim: int) -> int:
         config = next((x for x in self.configs if x.fits(head_dim)), self.configs[0])
