@@ -42,15 +42,3 @@ DEVICE void store_pair(char* global, u32 pair) {
     st_global(global + 2, u16(pair >> 16));
   }
 }
-// Two elements, rounded from float32.
-template <typename Element, int ALIGNMENT>
-DEVICE void store_two(char* global, float x, float y) {
-  if constexpr (Element::BYTES == 2) {
-    store_pair<ALIGNMENT>(global, Element::pack(x, y));
-  } else if constexpr (ALIGNMENT >= 8) {
-    st_global(global, vec2{float_as_u32(x), float_as_u32(y)});
-  } else {
-    st_global(global, x);
-    st_global(global + 4, y);
-  }
-}

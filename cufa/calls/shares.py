@@ -31,7 +31,7 @@ class ShareCall(BackwardCall):
 
 
 def share_call(given: Mapping[str, Any], options: Options, float32: tuple[str, ...]) -> ShareCall:
-    """``given``: the arrays of :func:`cufa.flash_attention_backward` by name; ``float32`` names the gradients in float32."""
+    """``given``: the arrays of :func:`cufa.flash_attention_backward` by name. ``float32``: the gradients in float32."""
     arrays = [given.get(x.name) for x in BACKWARD.all_operands]
     call = ShareCall.read(arrays, ("dq", "dk", "dv"), options)
     return dataclasses.replace(call, float32=float32)

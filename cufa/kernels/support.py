@@ -191,8 +191,8 @@ def _config_reasons(config: TileConfig, problem: Problem) -> Iterator[str]:
         yield f"is not built for keys in a cache at head_dim {problem.head_dim}"
     if getattr(config, "packed_heads", 1) > 1 and problem.tiles_are_listed:
         yield "has heads that share tiles, which takes band masks over whole arrays"
-    others = problem.mask.irregular_kind or problem.softcap is not None or {*_options(problem)} - {"alibi", "float32 gradients"}
-    if config.plain_only and others:
+    options = {*_options(problem)} - {"alibi", "float32 gradients"}
+    if config.plain_only and (problem.mask.irregular_kind or problem.softcap is not None or options):
         yield "takes band masks over whole arrays alone, without softcap, sink or a fixed order of additions"
 
 

@@ -22,9 +22,8 @@ documents with about the same work: only the keys of documents that are too long
 the same P; for another P only heads and ulysses do.
 
 Partial results are joined in float32: on Hopper with 16-bit elements by fa3_forward itself, which starts from the
-running result; elsewhere by their log-sum-exp in a separate pass. Each rank's share of a gradient is rounded to q's
-dtype, travels once, and is added in float32. With bfloat16 the errors of dk and dv are about 1.2 times those of one
-rank (allgather: 1.4 times), on 2 ranks and on 16 alike.
+running result; elsewhere by their log-sum-exp in a separate pass. Where a gradient is the sum of several calls, kernels
+write the shares in float32. They travel so, and only the sum is rounded to q's dtype: errors are those of one rank.
 
 Without peer access the driver copies through host memory, one copy for each run of neighbouring bytes; only long
 sequences hide that. Start processes with mpiexec or the like; to try several, `cufa parallel bench` starts its own. If

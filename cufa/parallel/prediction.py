@@ -164,8 +164,9 @@ def _timeline(
     schedule: Schedule, rank: int, size: int, returned_sizes: dict[str, int], seconds_per_score: float,
     link: tuple[float, float], backward: bool,
 ) -> tuple[list[StepCost], float]:  # fmt: skip
-    """A rank's steps. ``size``: bytes of a row; ``returned_sizes``: of a row of the arrays that travel back. The arrays of a step begin to travel when the step :data:`AHEAD` steps earlier begins, or at the
-    begin of the call. Results travel back under the next step."""
+    """A rank's steps. ``size``: bytes of a row; ``returned_sizes``: of rows that travel back. A step's arrays begin to
+    travel when the step :data:`AHEAD` steps earlier begins, or at the begin of the call. Results travel back under
+    the next step."""
     bandwidth, latency = link
     arrivals, costs = list(schedule.arrivals(rank)), []
     now = linked = back_end = 0.0

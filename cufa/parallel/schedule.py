@@ -188,7 +188,8 @@ def _tokens(segments: Sequence[Segment], rows: Range) -> str:
 def _overlap(boxes: Sequence[tuple[Range, Range]]) -> bool:
     """Whether two boxes of heads and tokens have a cell in common."""
     heads, tokens = (
-        {x: i for i, x in enumerate(sorted({*itertools.chain(*(box[axis] for box in boxes))}))} for axis in (0, 1)
+        {x: i for i, x in enumerate(sorted({*itertools.chain(*(box[axis] for box in boxes))}))}
+        for axis in (0, 1)
     )
     count = np.zeros((len(heads), len(tokens)), int)
     for (h, h_end), (t, t_end) in boxes:

@@ -112,8 +112,8 @@ class Problem:
     """Forward: the result joins a running result of earlier keys, O and lse in float32. (First and end of the rows
     without an earlier result, first and end of the rows that are finished and go to out.)"""
     float32_gradients: tuple[str, ...] = ()
-    """Backward of 16-bit elements: the results that are float32: none, "dk" and "dv", or these and "dq". The caller adds
-    them to others and rounds the sum."""
+    """Backward of 16-bit elements: the results that are float32, "dk" and "dv" together. The caller adds them to others
+    and rounds the sum."""
 
     # --- Elements -----------------------------------------------------------------------------------------
 

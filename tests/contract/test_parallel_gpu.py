@@ -74,6 +74,32 @@ def test_ranks_together_compute_attention(group, placement, scheme, mask, dtype)
             assert np.linalg.norm(x - y) < 0.01 * np.linalg.norm(y)
 
 
+@pytest.mark.parametrize("scheme", ["zigzag", "allgather"])
+def test_the_error_of_gradients_is_that_of_one_gpu(group, scheme):
+    import cupy
+
+    arrays = [
+        *make_inputs(1, 2, 2, 1024, 1024, 128, "bfloat16"),
+        make_inputs(1, 2, 2, 1024, 8, 128, "bfloat16", seed=5)[0],
+    ]
+    q, k, v, dout = (x.astype(np.float64) for x in arrays)
+    out, lse = cufa.flash_attention(q, k, v, causal=True, return_lse=True)
+    exact = cufa.flash_attention_backward(dout, q, k, v, out, lse, causal=True)
+    arrays = [
+        cupy.asarray(x) for x in (arrays[3], *arrays[:3], out.astype(arrays[0].dtype), lse.astype(np.float32))
+    ]
+    parts = [par.distribute(x, group, "zigzag") for x in arrays]
+    found = par.flash_attention_backward(*parts, group=group, placement="zigzag", scheme=scheme, causal=True)
+    errors = [
+        [np.linalg.norm(cupy.asnumpy(x).astype(np.float64) - y) for x, y in zip(results, exact, strict=True)]
+        for results in (
+            [par.collect(x, group, "zigzag") for x in found],
+            cufa.flash_attention_backward(*arrays, causal=True),
+        )
+    ]
+    assert np.all(np.array(errors[0]) < 1.03 * np.array(errors[1])), errors
+
+
 def test_decoding_over_a_spread_cache(group):
     import cupy
 

@@ -136,6 +136,33 @@ def test_volumes_are_those_of_the_schemes():
     assert ulysses.received == (ranks - 1) * seqlen * 48 * dim * 2 // ranks**2
 
 
+def test_shares_of_gradients_travel_in_float32():
+    """To each rank come k and v of the other ranks in 16 bits, and the shares of its own dk and dv in float32."""
+    ranks, seqlen, dim = 4, 1024, 128
+    shapes = (1, 16, seqlen, dim), (1, 8, seqlen, dim)
+    rows = 2 * seqlen * 8 * dim * (ranks - 1) // ranks
+    for dtype, itemsize in (("bfloat16", 2), ("float32", 4)):
+        ring = par.plan(*shapes, ranks=ranks, placement="zigzag", backward=True, dtype=dtype)
+        assert ring.received == rows * (itemsize + 4)
+    ulysses = par.plan(*shapes, ranks=ranks, scheme="ulysses", backward=True)
+    assert ulysses.received == (ranks - 1) * seqlen * (4 * 16 + 4 * 8) * dim * 2 // ranks**2
+
+
+@pytest.mark.parametrize(
+    ("kind", "scheme", "mask", "summed"),
+    [
+        ("zigzag", "zigzag", masks.causal(), ("dq", "dk", "dv")),
+        ("zigzag", "allgather", masks.causal(), ("dk", "dv")),
+        ("contiguous", "ulysses", masks.causal(), ()),
+        ("heads", "heads", masks.causal(), ()),
+        ("zigzag", "zigzag", masks.window(0, 0, diagonal=500), ()),
+    ],
+)
+def test_gradients_of_several_calls(kind, scheme, mask, summed):
+    heads = (2, 1) if kind == "heads" else (4, 2)
+    assert schedule(mask, 2, kind, scheme, heads, backward=True).summed == summed
+
+
 def test_a_prediction_adds_up():
     slow = par.plan((1, 16, 4096, 128), ranks=2, placement="zigzag", causal=True, link=(1e9, 0.0), rate=1e15)
     fast = par.plan((1, 16, 4096, 128), ranks=2, placement="zigzag", causal=True, rate=1e14)

@@ -5,6 +5,7 @@
 #include "shared/alibi_sink.cuh"
 #include "shared/lanes.cuh"
 #include "shared/schedule.cuh"
+#include "shared/store_two.cuh"
 
 constexpr int PASS_THREADS = 128;
 constexpr int PASS_STRIPS = PASS_THREADS / 32;  // strips of one thread block

@@ -28,10 +28,8 @@ DEVICE void store_gradients(const KernelParams& p, const KeyItem& own, const Seq
         if constexpr (FLOAT32_DKV) {
           char* row = head_address<DkvElement>(tensor, stride, int(ended.batch()), own.kv_head) +
                       (ended.first_key() + i64(own_key + key)) * (stride.seq * 4);
-          if (key < stored_keys) {
-            store_two<DkvElement, ALIGNMENT>(row + (first + n) * 32 + lane % 4 * 8, exists ? d[0] * factor : 0.0f,
-                                             exists ? d[1] * factor : 0.0f);
-          }
+          store_two<DkvElement, ALIGNMENT>(row + (first + n) * 32 + lane % 4 * 8, exists ? d[0] * factor : 0.0f,
+                                           exists ? d[1] * factor : 0.0f, key < stored_keys);
           continue;
         }
         st_shared_u32(rows + (r * 8 + lane / 4) * PITCH + (first + n) * 16 + lane % 4 * 4,

@@ -433,7 +433,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
   auto store = [&](auto of, void* tensor, const Strides& stride, const auto& D, float factor) {
     const Share share;
     const int lane = lane_id();
-    char* head = head_address<DkvElement>(tensor, stride, array_batch(), kv_head()) + first_key() * (stride.seq * 4) + lane % 4 * 8;
+    char* head =
+        head_address<DkvElement>(tensor, stride, array_batch(), kv_head()) + first_key() * (stride.seq * 4) + lane % 4 * 8;
     const int stored_keys = RAGGED ? sequence_of(p, batch()).stored_keys() : p.seqlen_k;
 #pragma unroll
     for (int r = 0; r < 2 * KEY_TILES; ++r) {

@@ -242,8 +242,8 @@ DEVICE void store_keys(const KeyBlock& block, void* tensor, const Strides& strid
     if constexpr (FLOAT32_DKV) {
 #pragma unroll
       for (int n = 0; n < REGISTERS; n += 4) {  // a quad of lanes writes the 32 bytes of an 8-column tile
-        const float *const pair = d + n + 2 * r;
-        if (key < block.stored_keys()) store_two<Float32, 16>(row + n * 8 + lane % 4 * 8, pair[0] * factor, pair[1] * factor);
+        const float* const pair = d + n + 2 * r;
+        store_two<DkvElement, 16>(row + n * 8 + lane % 4 * 8, pair[0] * factor, pair[1] * factor, key < block.stored_keys());
       }
     } else {
       store_accumulator_row<REGISTERS / 4, Element>(row, d, r, factor, key < block.stored_keys(), lane);

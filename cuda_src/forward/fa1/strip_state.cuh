@@ -4,7 +4,7 @@
 #include "shared/params.cuh"
 #include "mma/fragments.cuh"
 #include "forward/fa1/key_split.cuh"
-#include "forward/store_two.cuh"
+#include "shared/store_two.cuh"
 #include "shared/score.cuh"
 
 constexpr int M_TILES = 2;           // 16-row mma tiles of a warp

@@ -28,7 +28,7 @@
 #include "forward/irregular_scores.cuh"
 #include "forward/block_item.cuh"
 #include "forward/query_block.cuh"
-#include "forward/store_two.cuh"
+#include "shared/store_two.cuh"
 #include "shared/score.cuh"
 #include "shared/softcap.cuh"
 

@@ -1,4 +1,4 @@
-// Results of fa1 and of the float32 kernels leave registers two at a time.
+// Results that leave registers two at a time: of fa1, of the float32 kernels, and float32 gradients.
 #pragma once
 #include "shared/element.cuh"
 
