@@ -445,8 +445,13 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
       for (int n = 0; n < decltype(of)::TILES; ++n) {
         const int tile = share.first_tile(of) + n;
         if (share.others(of, tile)) continue;
-        const float* const d = D[n][r / 2] + r % 2 * 2;
-        store_two<DkvElement, ALIGNMENT>(target + tile * 32, d[0] * factor, d[1] * factor);
+        const u32 x = float_as_u32(D[n][r / 2][r % 2 * 2] * factor), y = float_as_u32(D[n][r / 2][r % 2 * 2 + 1] * factor);
+        if constexpr (ALIGNMENT >= 8) {
+          st_global(target + tile * 32, vec2{x, y});
+        } else {
+          st_global(target + tile * 32, x);
+          st_global(target + tile * 32 + 4, y);
+        }
       }
     }
   };
