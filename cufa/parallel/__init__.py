@@ -24,6 +24,7 @@ the same P; for another P only heads and ulysses do.
 Partial results are joined in float32: on Hopper with 16-bit elements by fa3_forward itself, which starts from the
 running result; elsewhere by their log-sum-exp in a separate pass. Where a gradient is the sum of several calls, kernels
 write the shares in float32. They travel so, and only the sum is rounded to q's dtype: errors are those of one rank.
+Over links slower than NVLink these bytes may take longer than the kernels: see :func:`plan`.
 
 Without peer access the driver copies through host memory, one copy for each run of neighbouring bytes; only long
 sequences hide that. Start processes with mpiexec or the like; to try several, `cufa parallel bench` starts its own. If
@@ -33,8 +34,9 @@ stops during a call, the others raise a RuntimeError that names no rank. ``Group
 
 In one process on two GPUs (NOTES.md; forward and backward together, relative to one GPU's rate): zigzag with 16/16
 heads 94% on H100s and on H200s, with 32/4 98 and 106%; ulysses 95 and 96%; documents by their placement 99% (H200s),
-as zigzag 88 and 91%. Decoding over 1M cached tokens is 1.9 times as fast as on one H100; on H200s the host limits it to
-1.2 to 1.7 times. In two processes (NCCL, H100s) zigzag's forward reached 76%, its backward 79%.
+as zigzag 88 and 91%. (Shares of gradients had 16 bits then: on one H200, float32 takes a backward over 16k tokens at
+most 4% longer.) Decoding over 1M cached tokens is 1.9 times as fast as on one H100; on H200s the host limits it to 1.2
+to 1.7 times. In two processes (NCCL, H100s) zigzag's forward reached 76%, its backward 79%.
 """
 
 from .attention import (
