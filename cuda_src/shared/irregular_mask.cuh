@@ -118,10 +118,10 @@ struct IrregularMask : TokenSets {
   // `band` is that of sequence `batch`. `member`: which head of the query group. Bits may differ between them.
   DEVICE IrregularMask(const Params& p, const Band<KIND>& band, int batch, int kv_head, int member)
       : TokenSets{}, rows(band.rows), keys(band.keys), first(band.first), last(band.last), workspace(p),
-        first_run(workspace.of_head(p.mask, batch, kv_head)), run_offset(offset_of_runs(p, band)),
+        first_run(workspace.of_head(p.mask, RUNS > 0 ? mask_index(p, batch) : batch, kv_head)), run_offset(offset_of_runs(p, band)),
         line_places(places_of_line(p)) {
     if constexpr (SETS) {
-      const int sequence = LENGTHS_KIND == PACKED ? min(batch, p.batch - 1) : batch;  // padding after the last has no rows
+      const int sequence = mask_index(p, batch);
       auto of_sequence = [&](const i32* values, i32 all) {
         return values == nullptr ? all : ld_global<i32>(values + sequence * all);
       };
@@ -149,6 +149,8 @@ struct IrregularMask : TokenSets {
       : TokenSets(sets), rows(band.rows), keys(band.keys), first(band.first), last(band.last), workspace(of_head), first_run(0),
         run_offset(offset_of_runs(p, band)), line_places(places_of_line(p)) {}
 
+  // The sequence whose numbers are read: padding after the last sequence has no rows, and reads those of the last.
+  DEVICE static int mask_index(const Params& p, int batch) { return LENGTHS_KIND == PACKED ? min(batch, p.batch - 1) : batch; }
   // Row 0 among the rows of stored runs.
   DEVICE static int offset_of_runs(const Params& p, const Band<KIND>& band) {
     return LENGTHS_KIND == DENSE || RUNS == 0 ? 0 : p.mask.run_shift_by_length * (band.keys - band.rows + p.seqlen_q);

@@ -12,10 +12,12 @@ from ..gpu.architectures import Device
 from ..plan.candidates import any_serves
 from ..plan.operation import CACHE, OPERATIONS, Operand, Operation
 from ..problem import float8
+from ..problem.bits import Bits
 from ..problem.checks import as_array, is_device_array
 from ..problem.lengths import DENSE, Packed
 from ..problem.mask import FULL
 from ..problem.options import Options
+from ..problem.packed_masks import of_sequences
 from ..problem.problem import Problem
 from ..problem.where import Where
 from . import arrays, optional_operands
@@ -265,17 +267,19 @@ class PackedCall(Call):
         problem = make_problem([(1, *shape) for shape in shapes.values()], dtype, options)
         cu_q, cu_k = self.inputs["cu_seqlens_q"], self.inputs["cu_seqlens_k"]
         cu_q, cu_k, lengths = optional_operands.packed(cu_q, cu_k, (problem.seqlen_q, problem.seqlen_k))
-        problem = dataclasses.replace(
-            problem,
-            mask=self.options.mask,
-            batch=len(cu_q) - 1,
-            seqlen_q=max(lengths.queries, default=0) if lengths.queries is not None else lengths.total_q,
-            seqlen_k=max(lengths.keys, default=0) if lengths.keys is not None else lengths.total_k,
-            lengths=lengths,
+        batch, heads, kv_heads = len(cu_q) - 1, problem.heads, problem.kv_heads
+        most = (
+            max(lengths.queries, default=0) if lengths.queries is not None else lengths.total_q,
+            max(lengths.keys, default=0) if lengths.keys is not None else lengths.total_k,
         )
-        function = isinstance(problem.mask, Where) and not problem.mask.takes_booleans
-        if not function or dtype == float8.NAME:
-            check_mask(problem.mask, problem.batch, problem.kv_heads)
+        mask = of_sequences(self.options.mask, batch, heads, kv_heads, most, bits_on_gpu(self.first[1]))
+        if not isinstance(mask, Where) or dtype == float8.NAME:
+            check_mask(mask, batch, kv_heads, *most, heads, packed=True)
+        if isinstance(mask, Bits) and 0 not in most:
+            most = mask.matrix
+        problem = dataclasses.replace(
+            problem, mask=mask, batch=batch, seqlen_q=most[0], seqlen_k=most[1], lengths=lengths
+        )
         return optional_operands.check({**self.inputs, "cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k}, problem)
 
     def _as_dense(self, operand: Operand, x: Any) -> Any:

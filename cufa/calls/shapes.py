@@ -123,13 +123,14 @@ _MOST_HEADS, _FEW_TOKENS = 256, 128
 
 
 def check_mask(
-    mask: Mask, batch: int, kv_heads: int, seqlen_q: int | None = None, seqlen_k: int | None = None, heads: int = 0
+    mask: Mask, batch: int, kv_heads: int, seqlen_q: int | None = None, seqlen_k: int | None = None, heads: int = 0,
+    packed: bool = False,
 ) -> None:  # fmt: skip
-    """Raises ValueError if the mask does not fit. Lengths are None for sequences of different lengths. ``heads``: query
+    """Raises ValueError if the mask does not fit. Lengths and ``packed`` as for :meth:`Mask.misfit`. ``heads``: query
     heads, between which bits may differ."""
     if mask.irregular_kind == "bits" and mask.spread[1] == heads:
         kv_heads = heads
-    misfit = mask.misfit(batch, kv_heads, seqlen_q, seqlen_k)
+    misfit = mask.misfit(batch, kv_heads, seqlen_q, seqlen_k, packed)
     if misfit is not None:
         raise ValueError(f"mask, {mask}, {misfit}")
 

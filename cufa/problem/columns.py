@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from .integers import INT32, Integers
 from .mask import Band, Mask, scores_in_band
-from .mask_family import Edges, broadcast_count, rows_in, shift_of
+from .mask_family import PAD, Edges, broadcast_count, rows_in, shift_of
 from .tile_classes import Bools, Ints, TileRanges
 
 #: Begin and end of a run that is unbounded on that side.
@@ -103,22 +103,26 @@ class Columns(Mask):
     # --- Which matrices there are -------------------------------------------------------------------------
 
     @property
+    def matrix(self) -> tuple[int, int] | None:
+        return self.band.matrix
+
+    @property
     def spread(self) -> tuple[int, int]:
         _, batch, heads, _ = self.intervals.shape
         return broadcast_count(batch, self.band.spread[0]), heads
 
     def misfit(
-        self, batch: int, kv_heads: int, seqlen_q: int | None = None, seqlen_k: int | None = None
-    ) -> str | None:
+        self, batch: int, kv_heads: int, seqlen_q: int | None = None, seqlen_k: int | None = None,
+        packed: bool = False,
+    ) -> str | None:  # fmt: skip
         length = self.intervals.shape[-1]
         if seqlen_k is None:
-            return (
-                "has numbers for each key, which packed sequences do not take: use a band, or one dense call "
-                "with cufa.masks.documents"
-            )
-        if length != seqlen_k:
+            return "has numbers for each key, which calls with a cache do not take: use a band"
+        if packed and length < seqlen_k:
+            return f"has numbers for {length:,} keys but a packed sequence has up to {seqlen_k:,}{PAD}"
+        if not packed and length != seqlen_k:
             return f"has numbers for {length:,} keys but k has {seqlen_k:,}: make it for {seqlen_k:,}"
-        sizes = batch, kv_heads, seqlen_q, seqlen_k
+        sizes = batch, kv_heads, seqlen_q, seqlen_k, packed
         return self.band.misfit(*sizes) or super().misfit(*sizes)
 
     @property

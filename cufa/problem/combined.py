@@ -59,9 +59,11 @@ class Combined(Mask):
         return broadcast_count(*batches), broadcast_count(*heads)
 
     def misfit(
-        self, batch: int, kv_heads: int, seqlen_q: int | None = None, seqlen_k: int | None = None
-    ) -> str | None:
-        return next(filter(None, (x.misfit(batch, kv_heads, seqlen_q, seqlen_k) for x in self.parts)), None)
+        self, batch: int, kv_heads: int, seqlen_q: int | None = None, seqlen_k: int | None = None,
+        packed: bool = False,
+    ) -> str | None:  # fmt: skip
+        sizes = batch, kv_heads, seqlen_q, seqlen_k, packed
+        return next(filter(None, (x.misfit(*sizes) for x in self.parts)), None)
 
     @property
     def known(self) -> bool:

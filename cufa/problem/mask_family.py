@@ -51,7 +51,8 @@ class Mask:
         return {}
 
     def __init_subclass__(cls) -> None:
-        Mask.families[cls.__name__.lower()] = cls
+        if not cls.__name__.startswith("_"):
+            Mask.families[cls.__name__.lower()] = cls
 
     # --- The definition -----------------------------------------------------------------------------------
 
@@ -105,14 +106,21 @@ class Mask:
         return self
 
     def misfit(
-        self, batch: int, kv_heads: int, seqlen_q: int | None = None, seqlen_k: int | None = None
-    ) -> str | None:
+        self, batch: int, kv_heads: int, seqlen_q: int | None = None, seqlen_k: int | None = None,
+        packed: bool = False,
+    ) -> str | None:  # fmt: skip
         """Why the mask does not fit arrays of these sizes, and the cure; None if it fits. Lengths are None for
-        sequences of different lengths."""
+        sequences of different lengths in a cache; ``packed``: the most that a sequence has."""
         if self.matrix is not None and self.matrix != (seqlen_q, seqlen_k):
-            call = "packed sequences" if seqlen_q is None else f"{seqlen_q:,} queries and {seqlen_k:,} keys"
             rows, keys = self.matrix
-            return f"is a matrix of {rows:,} queries and {keys:,} keys, not of {call}: make it for one call's lengths"
+            this = f"is a matrix of {rows:,} queries and {keys:,} keys"
+            if seqlen_q is None or seqlen_k is None:
+                return f"{this}, which calls with a cache do not take: use another builder of cufa.masks"
+            given = f"{seqlen_q:,} queries and {seqlen_k:,} keys"
+            if not packed:
+                return f"{this}, not of {given}: make it for one call's lengths"
+            if rows < seqlen_q or keys < seqlen_k:
+                return f"{this}, but a packed sequence has up to {given}{PAD}"
         for count, given, name in zip(
             self.spread, (batch, kv_heads), ("sequences", "key/value heads"), strict=True
         ):
@@ -305,6 +313,9 @@ class Mask:
         from .mask_records import read_mask
 
         return read_mask(record)
+
+
+PAD = ": pad it (if cu_seqlens are on a GPU, to the rows of q and k)"
 
 
 def broadcast_count(*counts: int) -> int:

@@ -166,11 +166,12 @@ class Where(Mask):
         return "bits"
 
     def misfit(
-        self, batch: int, kv_heads: int, seqlen_q: int | None = None, seqlen_k: int | None = None
-    ) -> str | None:
+        self, batch: int, kv_heads: int, seqlen_q: int | None = None, seqlen_k: int | None = None,
+        packed: bool = False,
+    ) -> str | None:  # fmt: skip
         """A call asks where it takes no function."""
         if self.takes_booleans:
-            return "go with arrays of one length, not with packed sequences, caches or several GPUs: use cufa.masks"
+            return "are not taken by caches, e4m3 and calls on several GPUs: use cufa.masks"
         return (
             "is a function, which caches, e4m3 and calls on several GPUs do not take: use a builder of cufa.masks; or "
             "for a cache without pages call flash_attention without cache_seqlens, and let the function test j < n[b], "

@@ -10,10 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ..calls import optional_operands
-from ..calls.shapes import check_rows
-from ..problem.bits import Bits
+from ..calls.shapes import check_mask, check_rows
 from ..problem.checks import check_not_masked
 from ..problem.dropout import dropout_of, resolve_dropout
+from ..problem.mask_family import Mask
+from ..problem.options import resolve_mask
+from ..problem.packed_masks import of_sequences
 from ..problem.score_function import resolve_score
 from ..problem.where import Where
 from .dense import Array, attention_reference, attention_reference_backward
@@ -32,7 +34,9 @@ def attention_varlen_reference(
     """
     q, k, v = (_packed(name, x) for name, x in (("q", q), ("k", k), ("v", v)))
     o, lse = np.zeros((*q.shape[:2], v.shape[2])), np.full(q.shape[1::-1], -np.inf)
-    for b, rows, keys in _sequences(cu_seqlens_q, cu_seqlens_k, (len(q), len(k))):
+    sequences = _sequences(cu_seqlens_q, cu_seqlens_k, (len(q), len(k)))
+    options = _with_mask(options, q.shape[1], k.shape[1], sequences)
+    for b, rows, keys in sequences:
         arrays = _as_one(q[rows]), _as_one(k[keys]), _as_one(v[keys])
         found = attention_reference(*arrays, return_lse=True, **_options_of(b, options, arrays))
         o[rows], lse[:, rows] = found[0][0].swapaxes(0, 1), found[1][0]
@@ -52,7 +56,9 @@ def attention_varlen_reference_backward(
     more: list[Any] = []  # dsink, and gradients of a score function's arrays
     if dlse is not None:
         check_rows("dlse", np.shape(dlse), q.shape[1::-1], "bshd")
-    for b, rows, keys in _sequences(cu_seqlens_q, cu_seqlens_k, (len(q), len(k))):
+    sequences = _sequences(cu_seqlens_q, cu_seqlens_k, (len(q), len(k)))
+    options = _with_mask(options, q.shape[1], k.shape[1], sequences)
+    for b, rows, keys in sequences:
         arrays = [_as_one(x[part]) for x, part in ((dout, rows), (q, rows), (k, keys), (v, keys))]
         own_dlse = None if dlse is None else np.asarray(dlse)[None, :, rows]
         found = attention_reference_backward(*arrays, dlse=own_dlse, **_options_of(b, options, arrays[1:]))
@@ -86,14 +92,44 @@ def _as_one(x: Any) -> Any:
     return x.swapaxes(0, 1)[None]
 
 
+@dataclasses.dataclass(frozen=True)
+class _OfSequence(Mask):
+    """The mask of one sequence, for all its heads."""
+
+    whole: Mask
+    sequence: int
+
+    def visible(
+        self, rows: Any, keys: Any, seqlen_q: int, seqlen_k: int, batch: int = 0, head: int = 0
+    ) -> Any:
+        return self.whole.visible(rows, keys, seqlen_q, seqlen_k, self.sequence, head)
+
+    def shift(self, seqlen_q: int, seqlen_k: int) -> int:
+        return self.whole.shift(seqlen_q, seqlen_k)
+
+    def head_of(self, query_head: int, heads: int) -> int:
+        return query_head if isinstance(self.whole, Where) else self.whole.head_of(query_head, heads)
+
+
+def _with_mask(
+    options: dict[str, Any], heads: int, kv_heads: int, sequences: Sequence[tuple[int, slice, slice]]
+) -> dict[str, Any]:
+    """The options, with the mask that the sequences read. Raises ValueError if it does not fit."""
+    if options.get("mask") is None:
+        return options
+    most = [max((x[n].stop - x[n].start for x in sequences), default=0) for n in (1, 2)]
+    mask, batch = resolve_mask(False, None, options["mask"]), len(sequences)
+    mask = of_sequences(mask, batch, heads, kv_heads, (most[0], most[1]))
+    if not isinstance(mask, Where):
+        check_mask(mask, batch, kv_heads, *most, heads, packed=True)
+    return {**options, "mask": mask}
+
+
 def _options_of(b: int, options: dict[str, Any], arrays: Sequence[Array]) -> dict[str, Any]:
     """The options of sequence ``b``, whose q and k are ``arrays``."""
-    (_, heads, rows, _), keys = arrays[0].shape, arrays[1].shape[2]
-    mask, found = options.get("mask"), dict(options)
-    if isinstance(mask, Where):
-        found["mask"] = Bits.of(np.array([[mask.dense(rows, keys, b, h) for h in range(heads)]]))
-    elif mask is not None:
-        found["mask"] = mask.at(b, 0)
+    heads, found = arrays[0].shape[1], dict(options)
+    if options.get("mask") is not None:
+        found["mask"] = _OfSequence(options["mask"], b)
     score = resolve_score(options.get("score"), found.pop("bias", None))
     found["score"] = None if score is None else dataclasses.replace(score, sequence=b)
     random = resolve_dropout(found.pop("dropout", None), found.pop("seed", None))

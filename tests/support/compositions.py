@@ -61,21 +61,13 @@ class Build:
             return choices[rng.integers(len(choices))]
 
         dtype, head_dim, score = one(["float16", "bfloat16", "bfloat16", "float32"]), one(head_dims), ""
-        of_sequences = [
-            "full",
-            "causal",
-            "window",
-            "prefix",
-            "streaming",
-            "global",
-            "chunks",
-            "either",
-            "function",
-        ]
-        mask = one([*of_sequences, "columns", "columns2", "bits"])
+        mask = one([
+            "full", "causal", "window", "prefix", "streaming", "global", "chunks", "either", "function", "columns",
+            "columns2", "bits",
+        ])  # fmt: skip
         if some(0.3):
             score = one(["relative", "capped", "scaled", "bias"])
-        lengths = one(["dense", "padded", "packed"] if mask in of_sequences else ["dense", "padded"])
+        lengths = one(["dense", "padded", "packed"])
         return cls(
             dtype, one(["float32", "tf32"]) if dtype == "float32" else None, head_dim,
             one(head_dims) if some(0.25) else head_dim, one([(1, 1), (2, 1), (4, 2), (3, 3)]), lengths, mask,
@@ -107,6 +99,7 @@ def composition(number: int, head_dims: list[int], longest: int) -> Composition:
     batch, seqlen_q, seqlen_k = int(rng.integers(1, 4)), *(int(x) for x in rng.integers(1, longest, 2))
     dtype = ELEMENTS[build.dtype].dtype
     options: dict[str, Any] = {}
+    of_mask = [seqlen_q, seqlen_k]
     if build.lengths == "packed":
         queries, keys = (rng.integers(0, n + 1, batch) for n in (seqlen_q, seqlen_k))
         keys[0] = max(keys[0], 1)
@@ -115,6 +108,7 @@ def composition(number: int, head_dims: list[int], longest: int) -> Composition:
             f"cu_seqlens_{x}": np.cumsum([0, *n]).astype(np.int32)
             for x, n in zip("qk", (queries, keys), strict=True)
         }
+        of_mask = [int(n.max() + rng.integers(0, 40)) for n in (queries, keys)]  # its arrays may be longer
         seqlen_q, seqlen_k = (int(n.sum() + rng.integers(0, 9)) for n in (queries, keys))
     elif build.lengths == "padded":
         options |= {
@@ -131,7 +125,10 @@ def composition(number: int, head_dims: list[int], longest: int) -> Composition:
     for b in range(batch) if build.lengths == "padded" else ():  # padding may hold NaN
         for x, name in ((q, "q"), (k, "k"), (v, "k"), (dout, "q")):
             x[b, :, options[f"seqlens_{name}"][b] :] = np.nan
-    options |= _mask(build.mask, rng, batch, kv_heads, seqlen_q, seqlen_k)
+    if build.lengths == "packed" and build.mask != "function":
+        for x, name in ((q, "q"), (k, "k"), (v, "k"), (dout, "q")):
+            x[options[f"cu_seqlens_{name}"][-1] :] = np.nan
+    options |= _mask(build.mask, rng, batch, kv_heads, *of_mask)
     if build.softcap:
         options["softcap"] = float(rng.uniform(2, 30))
     if build.alibi:
@@ -172,6 +169,7 @@ def _mask(kind: str, rng: Rng, batch: int, kv_heads: int, seqlen_q: int, seqlen_
         return {"mask": masks.window(up_to(40), up_to(9)) | masks.prefix(up_to(seqlen_k, batch))}
     spread = (batch if rng.random() < 0.5 else 1, kv_heads if rng.random() < 0.5 else 1)
     if kind == "bits":
+        seqlen_q = 1 if rng.random() < 0.2 else seqlen_q  # which all queries share
         return {"mask": rng.random((*spread, seqlen_q, seqlen_k)) < rng.uniform(0.02, 0.9)}
     runs = np.sort(
         rng.integers(0, seqlen_q + 1, (*spread, seqlen_k, 2 * (1 + (kind == "columns2")))), axis=-1
