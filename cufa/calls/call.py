@@ -231,14 +231,8 @@ class PackedCall(Call):
         totals = lengths.total_q, lengths.total_k
         sizes = problem.batch, problem.heads, problem.seqlen_q, problem.seqlen_k
         on_its_gpu = bits_on_gpu(self.first[1])
-        others = {"alibi_slopes": problem.alibi, "score or bias": problem.score, "dropout": problem.dropped}
         # A sink would join the padding after the last sequence, as rows of one matrix.
-        if any(others.values()) or (problem.sink and lengths.known):
-            if not lengths.known:
-                name = next(name for name, given in others.items() if given)
-                raise ValueError(
-                    f"{name} and a mask function, here {mask}, read cu_seqlens on the host: pass NumPy arrays"
-                )
+        if problem.alibi or problem.score or problem.dropped or (problem.sink and lengths.known):
             bits = mask.by_sequence(lengths.of_sequences(*sizes[2:]), sizes, edges, on_its_gpu)
             return call, dataclasses.replace(problem, mask=bits)
         bits = mask.packed(sizes, edges, totals, on_its_gpu)
