@@ -13,6 +13,7 @@ from support import make_inputs
 
 import cufa
 from cufa import masks
+from cufa.problem.bits import Bits
 from cufa.plan.dense import FORWARD
 from cufa.problem.lengths import Lengths, Packed, Padded
 from cufa.problem.problem import Problem
@@ -132,6 +133,47 @@ def test_other_algorithms_and_given_results(algorithm):
         **dict(zip(("dq", "dk", "dv"), results, strict=True)),
     )  # fmt: skip
     assert all(x is y for x, y in zip(found, results, strict=True))
+
+
+def matrices():
+    """Masks of up to 3 sequences, 4 query and 2 key/value heads, 12 queries and 14 keys, and the booleans of each."""
+    rng = np.random.default_rng(1)
+    runs = np.sort(rng.integers(0, 12, (3, 2, 14, 4)), axis=-1).astype(np.int32)
+    seen = rng.random((3, 4, 12, 14)) < 0.7
+    by_key = np.tri(12, 14, 2, dtype=bool) & (np.arange(14) % 5 != 2)
+    yield "of query heads", seen, seen
+    yield "of one sequence's key heads", seen[:1, :2], seen[:1, :2]
+    yield "of keys", seen[:, :1, :1], np.broadcast_to(seen[:, :1, :1], (3, 1, 12, 14))
+    yield "bits", masks.from_dense(seen[0, 0]), seen[:1, :1]
+    yield "a band", np.tri(12, 14, 2, dtype=bool), np.tri(12, 14, 2, dtype=bool)[None, None]
+    yield "columns", by_key, by_key[None, None]
+    for mask in (masks.from_flashmask(runs, False), masks.from_flashmask(runs[:, :1, :, :1], True)):
+        yield str(mask), mask, None
+
+
+@pytest.mark.parametrize(("mask", "seen"), [pytest.param(*x[1:], id=x[0]) for x in matrices()])
+def test_a_packed_sequence_reads_the_first_rows_and_keys_of_its_matrix(mask, seen):
+    """Distances are measured as in a call with this sequence alone."""
+    rows, keys = (9, 0, 11), (13, 4, 10)
+    dout, q, k, v, cu_q, cu_k = packed_case(rows, keys, 3)
+    scores = {"alibi_slopes": np.array([0.1, 0.3, -0.1, 0.2], np.float32)}
+    options = {"mask": mask, **scores, "device": "cpu"}
+    out, lse = cufa.flash_attention_varlen(q, k, v, cu_q, cu_k, return_lse=True, **options)
+    found = cufa.flash_attention_varlen_backward(dout, q, k, v, out, lse, cu_q, cu_k, **options)
+    for b, (n, m) in enumerate(zip(rows, keys, strict=True)):
+        if seen is None:  # a causal band's diagonal is that of the sequence
+            own_seen = np.array([[mask.dense(n, m, b, h) for h in (0, 0, 1, 1)]])
+        else:
+            own_seen = np.repeat(seen[b % len(seen), :, :n, :m], 4 // seen.shape[1], axis=0)[None]
+        of_q, of_k = slice(cu_q[b], cu_q[b + 1]), slice(cu_k[b], cu_k[b + 1])
+        own = [x[p].swapaxes(0, 1)[None] for x, p in ((dout, of_q), (q, of_q), (k, of_k), (v, of_k))]
+        own_mask = Bits.of(own_seen)
+        exact, exact_lse = cufa.attention_reference(*own[1:], mask=own_mask, return_lse=True, **scores)
+        np.testing.assert_allclose(out[of_q], exact[0].swapaxes(0, 1), atol=1e-12)
+        np.testing.assert_allclose(lse[:, of_q], exact_lse[0], atol=1e-12)
+        exact = cufa.attention_reference_backward(*own, mask=own_mask, **scores)
+        for x, place, y in zip(found, (of_q, of_k, of_k), exact, strict=True):
+            np.testing.assert_allclose(x[place], y[0].swapaxes(0, 1), atol=1e-11)
 
 
 def test_documents_are_packed_sequences():

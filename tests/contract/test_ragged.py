@@ -107,8 +107,9 @@ def test_calls_on_a_cpu(kind, options, lengths):
 
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("options", OF_WHOLE_ARRAYS)
-def test_masks_of_whole_arrays_on_a_cpu(options, lengths):
-    test_calls_on_a_cpu("padded", options, lengths)
+@pytest.mark.parametrize("kind", RAGGED)
+def test_masks_of_whole_arrays_on_a_cpu(kind, options, lengths):
+    test_calls_on_a_cpu(kind, options, lengths)
 
 
 @pytest.mark.sampled(on="emulate", fixed=6, dated=1, pairs=[("kind", "options")])
@@ -160,14 +161,15 @@ def test_split_keys_of_packed_sequences(backend, spec, options, lengths, head_di
     check(backend, case, "forward", algorithm=spec.algorithm, num_splits=splits)
 
 
-@pytest.mark.sampled(on="emulate", fixed=8, dated=2, pairs=[("spec", "options")])
+@pytest.mark.sampled(on="emulate", fixed=12, dated=3, pairs=[("spec", "options"), ("kind", "options")])
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("options", OF_WHOLE_ARRAYS)
+@pytest.mark.parametrize("kind", RAGGED)
 @pytest.mark.parametrize("spec", [x for x in FORWARD + BACKWARD if "bits" in x.masks], ids=lambda s: s.name)
 @backends("emulate", "gpu")
-def test_masks_of_whole_arrays(backend, spec, options, lengths):
+def test_masks_of_whole_arrays(backend, spec, kind, options, lengths):
     """Of a sequence, the first rows and keys of the mask."""
-    case = MAKE["padded"](lengths, options, near(spec, 64), spec.dtypes[0])
+    case = MAKE[kind](lengths, options, near(spec, 64), spec.dtypes[0])
     for order in BOTH if spec.operation == "backward" else [False]:
         how = {"deterministic": True} if order else {}
         check(backend, case, spec.operation, algorithm=spec.algorithm, **how)

@@ -46,7 +46,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def of_whole_arrays(kind: str, queries: int, keys: int) -> dict[str, Any]:
-    """The options of a padded call whose mask has values for each key, or each score, of the arrays."""
+    """The options of a call whose mask has values for each key, or each score, of so many queries and keys."""
     rng = np.random.default_rng(5)
     if kind == "bits":
         return {"mask": rng.random((3, 4, queries, keys)) < 0.3, "sink": SINK}
@@ -148,7 +148,8 @@ def _case(q_shape, k_shape, lse_shape, there, lengths, options, dtype, seed, v_d
     k, v = (rng.standard_normal((*k_shape[:-1], n)).astype(DTYPES[dtype]) for n in (k_shape[-1], dim))
     dlse = rng.standard_normal(lse_shape).astype(np.float32)
     if isinstance(options, str) and options in OF_WHOLE_ARRAYS:
-        options = of_whole_arrays(options, q_shape[2], k_shape[2])
+        longest = [np.diff(lengths[x]).max() + 4 for x in ("cu_seqlens_q", "cu_seqlens_k") if x in lengths]
+        options = of_whole_arrays(options, *longest or (q_shape[2], k_shape[2]))
     given = OPTIONS[options] if isinstance(options, str) else options
     is_packed = "cu_seqlens_q" in lengths
     if is_packed:
