@@ -74,7 +74,11 @@ def run_on_gpu_from_host(call: Call) -> dict[str, Any]:
     plan_for(problem, cuda_module().current_device(), call.options)
     import cupy
 
-    there = {name: x if x is None else cupy.asarray(x) for name, x in call.inputs.items()}
+    def moved(name: str, x: Any) -> Any:
+        """Lengths stay: the check of the call on the GPU reads them."""
+        return x if x is None or name.startswith(("seqlens", "cu_seqlens")) else cupy.asarray(x)
+
+    there = {name: moved(name, x) for name, x in call.inputs.items()}
     wanted = dict.fromkeys(call.results)
     results = run_on_gpu(dataclasses.replace(call, inputs=there, results=wanted), None)
     for name, x in results.items():

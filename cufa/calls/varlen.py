@@ -97,13 +97,15 @@ def flash_attention_varlen(
     invariant
         As for :func:`flash_attention`; whether queries are packed or padded makes no difference either.
     causal, window, mask
-        The mask within each sequence, whose last query has the position of its last key. Masks may be bands of any
-        kind, chunks, or functions (:func:`cufa.masks.where`): b is the index of the sequence, i and j count within it,
-        and delta is its keys less its queries. With a function, every call makes a bit for each pair of a query and a
-        key of the arrays, total_q · total_k / 8 bytes, and reads the function's arrays anew; on a GPU padding after the
-        last sequence must be finite. With ALiBi, score, bias or dropout, and for ``a | b`` of other masks, each
-        sequence has as many bits as the longest, and cu_seqlens are on the host; so with a sink, but cu_seqlens may be
-        on a GPU, where padding then has the sink as its lse. Such calls take no cache.
+        The mask within each sequence, whose last query has the position of its last key. Booleans broadcast to
+        (sequences, heads, most queries, most keys of a sequence), and masks of runs have numbers for the most keys; a
+        sequence reads the first rows and keys. (If cu_seqlens are on a GPU, the most are total_q and total_k.) In a
+        function (:func:`cufa.masks.where`) b is the index of the sequence, i and j count within it, and delta is its
+        keys less its queries. With a function, every call makes a bit for each pair of a query and a key of the arrays,
+        total_q · total_k / 8 bytes, and reads the function's arrays anew; on a GPU padding after the last sequence must
+        be finite. With ALiBi, score, bias or dropout, and for ``a | b`` of other masks, each sequence has as many bits
+        as the longest may need; so with a sink, unless cu_seqlens are on a GPU, where padding then has the sink as its
+        lse. For ``a | b`` cu_seqlens are on the host. A cache takes bands and chunks only.
     alibi_slopes, sink
         As for :func:`flash_attention`, with batch the number of sequences.
     score, bias, dropout, seed

@@ -111,8 +111,8 @@ def combined(operation: str, *parts: Mask) -> Mask:
         return found
     if any(isinstance(x, Where) for x in parts):
         raise ValueError(
-            f"{' and '.join(map(str, parts))}: a function combines with bands without exempt tokens, with masks of "
-            "runs that all heads share, and with functions: write the rest in the function"
+            f"{' and '.join(map(str, parts))}: a function combines with bands, with masks of runs that all heads share, "
+            "and with functions: write the rest in the function"
         )
     for part in parts:
         if not part.known:

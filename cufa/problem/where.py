@@ -256,24 +256,35 @@ def _as_function(mask: Mask) -> tuple[_Function, Mapping[str, Any]] | None:
             lambda b, h, i, j, delta, x: mask.function(b, h, i, j, **x, **({"delta": delta} if more else {})),
             mask.arrays,
         )
-    if isinstance(mask, Band) and not mask.irregular_kind:
-        return (lambda b, h, i, j, delta, x: _in_band(mask, i, j, delta)), {}
+    if isinstance(mask, Band):
+        exempt = {"prefix": mask.prefix, "keep": mask.keep, "exempt": mask.global_tokens}
+        return functools.partial(_in_band, mask), {
+            name: n.array for name, n in exempt.items() if isinstance(n, Integers)
+        }
     if isinstance(mask, Columns) and not mask.band.irregular_kind and mask.intervals.shape[2] == 1:
         return functools.partial(_in_columns, mask), {"runs": mask.intervals.array}
     return None
 
 
-def _in_band(band: Band, i: Any, j: Any, delta: Any) -> Any:
+def _in_band(band: Band, b: Any, h: Any, i: Any, j: Any, delta: Any, x: Mapping[str, Any]) -> Any:
     own = i + shift_of(band.diagonal, 0, 1) * delta if isinstance(band.diagonal, str) else i + band.diagonal
+    prefix, keep, exempt = (
+        x[name][b] if name in x else n
+        for name, n in (("prefix", band.prefix), ("keep", band.keep), ("exempt", band.global_tokens))
+    )
     seen = j >= 0
     if band.left is not None:
-        seen = seen & (j >= own - band.left)
-    return seen if band.right is None else seen & (j <= own + band.right)
+        seen = seen & ((j >= own - band.left) | (j < keep))
+    if band.right is not None:
+        seen = seen & (j <= own + band.right)
+    if not band.irregular_kind:
+        return seen
+    return seen | (j < prefix) | ((own < exempt) & (exempt > 0))
 
 
 def _in_columns(mask: Columns, b: Any, h: Any, i: Any, j: Any, delta: Any, x: Mapping[str, Any]) -> Any:
     row = i + shift_of(mask.rows, 0, 1) * delta if isinstance(mask.rows, str) else i + mask.rows
-    seen, runs = _in_band(mask.band, i, j, delta), x["runs"]
+    seen, runs = _in_band(mask.band, b, h, i, j, delta, {}), x["runs"]
     for n in range(0, 2 * mask.num_intervals, 2):
         seen = seen & ~((runs[n, b, 0, j] <= row) & (row < runs[n + 1, b, 0, j]))
     return seen

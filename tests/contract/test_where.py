@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import ml_dtypes
 import numpy as np
@@ -112,6 +113,22 @@ def test_executed_kernels_take_a_mask_for_each_query_head(operation, algorithm, 
         np.testing.assert_allclose(x.astype(np.float64), y, atol=6e-3 * abs(y).max())
 
 
+@pytest.mark.parametrize(
+    "band",
+    [
+        masks.prefix(3), masks.prefix([1, 0, 4], "top-left"), masks.streaming([2, 0, 1], 4),
+        masks.global_window(3, 2, 1), masks.global_window([0, 3, 9], 2, 1, diagonal=-3),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_functions_combine_with_bands_with_exempt_tokens(band):
+    function = masks.where(lambda b, h, i, j: (i + 2 * j + b) % 3 != 1)
+    for (rows, keys), b in itertools.product([(5, 9), (9, 5), (1, 4)], range(3)):
+        of_function, of_band = (x.dense(rows, keys, b) for x in (function, band))
+        np.testing.assert_array_equal((function & band).dense(rows, keys, b), of_function & of_band)
+        np.testing.assert_array_equal((band | function).dense(rows, keys, b), of_function | of_band)
+
+
 def test_bits_are_made_once_and_again_after_a_refresh():
     ids, (q, k, v, _) = IDS.copy(), case()
     mask = made("documents", ids)
@@ -139,7 +156,7 @@ def test_booleans_are_read_by_every_call():
         (lambda: masks.where(lambda b, h, i, j: i > j and j > 3), "&"),
         (lambda: masks.where(documents, i=IDS), "reserved"),
         (lambda: masks.where(lambda b, h, i, j, ids: ids[b, i + 900] > 0, ids=IDS), "outside axis 1"),
-        (lambda: masks.where(documents, ids=IDS) & masks.prefix(3), "exempt"),
+        (lambda: masks.where(documents, ids=IDS) & masks.evict(np.ones((1, 3, 300), int)), "that all heads share"),
         (lambda: np.ones((2, 3, 300, 1), bool), "each axis has size 1"),
         (lambda: np.ones((2, 2, 300, 299), bool), "299"),
     ],
