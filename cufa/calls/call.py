@@ -14,6 +14,7 @@ from ..plan.operation import CACHE, OPERATIONS, Operand, Operation
 from ..problem import float8
 from ..problem.bits import Bits
 from ..problem.checks import as_array, is_device_array
+from ..problem.combined import Combined
 from ..problem.lengths import DENSE, Packed
 from ..problem.mask import FULL
 from ..problem.options import Options
@@ -193,6 +194,11 @@ class Call:
         return [x for x in self.operation.all_operands if x.result]
 
 
+def _function_of(problem: Problem) -> Where | None:
+    """The function that stands for a mask of an operator where a GPU has the lengths; else None."""
+    return problem.mask.as_function if isinstance(problem.mask, Combined) and not problem.lengths.known else None
+
+
 class DenseCall(Call):
     """A call with arrays of four axes."""
 
@@ -213,7 +219,12 @@ class DenseCall(Call):
         problem = make_problem(shapes, dtype, self.options, self.first[1])
         if len(self.inputs) == len(self.operation.inputs):
             return self.inputs, problem
-        return optional_operands.check(self.inputs, problem)
+        inputs, problem = optional_operands.check(self.inputs, problem)
+        if (function := _function_of(problem)) is None:
+            return inputs, problem
+        sizes, on_gpu = (problem.batch, problem.heads, problem.seqlen_q, problem.seqlen_k), bits_on_gpu(self.first[1])
+        edges = optional_operands.begins(inputs, problem)
+        return inputs, dataclasses.replace(problem, mask=function.by_sequence((), sizes, edges, on_gpu))
 
 
 class PackedCall(Call):
@@ -224,7 +235,7 @@ class PackedCall(Call):
         query and key are of different sequences. With options that depend on positions, each sequence has bits of its
         own."""
         call, problem = super().check(on_gpu)
-        mask, lengths = problem.mask, problem.lengths
+        mask, lengths = _function_of(problem) or problem.mask, problem.lengths
         if not isinstance(mask, Where) or not isinstance(lengths, Packed):
             return call, problem
         edges = call.inputs["cu_seqlens_q"], call.inputs["cu_seqlens_k"]

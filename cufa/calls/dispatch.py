@@ -16,6 +16,7 @@ from ..plan.candidates import any_serves
 from ..plan.operation import CACHE, OPERATIONS
 from ..plan.planner import Plan, make_plan
 from ..problem import float8
+from ..problem.bits import Bits
 from ..problem.checks import as_array, check_choice, is_device_array
 from ..problem.element import ELEMENTS
 from ..problem.options import Options
@@ -99,6 +100,8 @@ def run_on_gpu(
     (:func:`~cufa.calls.warm.find`). A call with small host arrays has no key: its ``options`` and problem are the key,
     so that later calls are checked but not planned."""
     call, problem = call.check(on_gpu=True)
+    if call.options.mask.reads_lengths and isinstance(problem.mask, Bits):  # of lengths that may change
+        key = options = None
     for name, x in call.inputs.items():
         if isinstance(x, np.ndarray):
             check_not_capturing(name)

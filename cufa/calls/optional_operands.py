@@ -138,6 +138,18 @@ def _padded(seqlens: Mapping[str, Any]) -> Padded:
     return Padded(queries, keys)
 
 
+def begins(given: Mapping[str, Any], problem: Problem) -> list[Any]:
+    """The lengths of padded sequences on a GPU as cumulative lengths of queries and of keys."""
+    import cupy
+
+    found = []
+    for name, most in (("seqlens_q", problem.seqlen_q), ("seqlens_k", problem.seqlen_k)):
+        x = given.get(name)
+        counts = cupy.full(problem.batch, most, np.int32) if x is None else cupy.asarray(x).clip(0, most)
+        found.append(cupy.concatenate([cupy.zeros(1, np.int32), counts.cumsum(dtype=np.int32)]))
+    return found
+
+
 def packed(cu_q: Any, cu_k: Any, totals: tuple[int, int]) -> tuple[Any, Any, Packed]:
     """cu_seqlens of queries and keys as kernels read them, and the lengths of the sequences."""
     cu_q, queries = cumulative("cu_seqlens_q", cu_q, totals[0], "q")

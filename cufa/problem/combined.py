@@ -94,6 +94,13 @@ class Combined(Mask):
             kept[key] = Bits.of(seen)
         return kept[key]
 
+    @functools.cached_property
+    def as_function(self) -> Where | None:
+        """For lengths that a GPU has: the same mask as a function, whose δ is a sequence's keys less its queries. None:
+        a part has no such form, or the mask has another δ."""
+        bottom_right = (self.shift(0, 1), self.shift(1, 0)) == (1, -1)
+        return combined_where(self.operation, self.parts) if bottom_right else None
+
     def __str__(self) -> str:
         sign = SIGNS[self.operation]
         return f"{sign}({self.parts[0]})" if len(self.parts) == 1 else sign.join(f"({x})" for x in self.parts)
@@ -106,10 +113,12 @@ def combined(operation: str, *parts: Mask) -> Mask:
     """The mask of an operator. Raises ValueError if the result needs values that only a GPU has."""
     if all(isinstance(x, Bits) for x in parts):
         return _combined_bits(operation, *parts)  # type: ignore[arg-type]
-    found = combined_where(operation, parts) or (_in_one_family(*parts) if operation == "and" else None)
+    function = any(isinstance(x, Where) for x in parts)
+    found = combined_where(operation, parts) if function else None
+    found = found or (_in_one_family(*parts) if operation == "and" else None)
     if found is not None:
         return found
-    if any(isinstance(x, Where) for x in parts):
+    if function:
         raise ValueError(
             f"{' and '.join(map(str, parts))}: a function combines with bands, with masks of runs that all heads share, "
             "and with functions: write the rest in the function"

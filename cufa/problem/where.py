@@ -225,9 +225,7 @@ _traced_booleans = functools.cache(_traced)
 
 
 def combined_where(operation: str, parts: Sequence[Mask]) -> Where | None:
-    """``&``, ``|`` or ``~`` of masks as a function, if one is a function. None: a part has no such form."""
-    if not any(isinstance(x, Where) for x in parts):
-        return None
+    """``&``, ``|`` or ``~`` of masks as a function. None: a part has no such form."""
     functions, arrays = [], dict[str, Any]()
     for n, part in enumerate(parts):
         found = _as_function(part)
@@ -261,6 +259,8 @@ def _as_function(mask: Mask) -> tuple[_Function, Mapping[str, Any]] | None:
         return functools.partial(_in_band, mask), {
             name: n.array for name, n in exempt.items() if isinstance(n, Integers)
         }
+    if mask.reads_lengths and (found := combined_where(mask.operation, mask.parts)):  # type: ignore[attr-defined]
+        return _as_function(found)
     if isinstance(mask, Columns) and not mask.band.irregular_kind and mask.intervals.shape[2] == 1:
         return functools.partial(_in_columns, mask), {"runs": mask.intervals.array}
     return None
