@@ -242,8 +242,9 @@ class PackedCall(Call):
         totals = lengths.total_q, lengths.total_k
         sizes = problem.batch, problem.heads, problem.seqlen_q, problem.seqlen_k
         on_its_gpu = bits_on_gpu(self.first[1])
-        # A sink would join the padding after the last sequence, as rows of one matrix.
-        if problem.alibi or problem.score or problem.dropped or (problem.sink and lengths.known):
+        # As rows of one matrix, the padding after the last sequence would be read, and a sink would join it.
+        by_sequence = problem.alibi or problem.score or problem.dropped or problem.sink
+        if by_sequence or mask is not problem.mask:
             bits = mask.by_sequence(lengths.of_sequences(*sizes[2:]), sizes, edges, on_its_gpu)
             return call, dataclasses.replace(problem, mask=bits)
         bits = mask.packed(sizes, edges, totals, on_its_gpu)

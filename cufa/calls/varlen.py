@@ -103,9 +103,8 @@ def flash_attention_varlen(
         function (:func:`cufa.masks.where`) b is the index of the sequence, i and j count within it, and delta is its
         keys less its queries. With a function, every call makes a bit for each pair of a query and a key of the arrays,
         total_q · total_k / 8 bytes, and reads the function's arrays anew; on a GPU padding after the last sequence must
-        be finite. With ALiBi, score, bias or dropout, and for ``a | b`` of other masks, each sequence has as many bits
-        as the longest may need; so with a sink, unless cu_seqlens are on a GPU, where padding then has the sink as its
-        lse. For ``a | b`` cu_seqlens are on the host. A cache takes bands and chunks only.
+        be finite. With ALiBi, score, bias, dropout or a sink, and for ``a | b`` of other masks, each sequence has as
+        many bits as the longest may have scores. A cache takes bands and chunks only.
     alibi_slopes, sink
         As for :func:`flash_attention`, with batch the number of sequences.
     score, bias, dropout, seed

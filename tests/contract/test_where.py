@@ -316,7 +316,7 @@ def test_packed_sequences_with_scores_on_a_gpu(cp, scores, name):
         return lambda *x, **options: [y.get() for y in call(*map(cp.asarray, x), *edges, **options)]
 
     forward = functools.partial(cufa.flash_attention_varlen, return_lse=True)
-    for edges in (EDGES, cp.asarray(EDGES))[: 1 if scores == "sink" else 2]:  # on a GPU, padding has the sink as its lse
+    for edges in (EDGES, cp.asarray(EDGES)):
         backward = there(cufa.flash_attention_varlen_backward, edges)
         check_scores(scores, name, "float16", 6e-3, there(forward, edges), backward)
 
@@ -396,3 +396,48 @@ def test_a_refresh_reaches_calls_that_are_warm_and_graphs(cp):
     full = cufa.flash_attention(q, k, v, return_lse=True)
     for x, y in zip(both()[:2], full, strict=True):
         np.testing.assert_allclose(x.get(), y.get(), atol=2e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("scores", [{}, SCORES["alibi"], SCORES["sink"]], ids=str)
+def test_either_mask_with_lengths_on_a_gpu(cp, scores):
+    """The host cannot make the bits: a kernel does, in every call, from lengths that may have changed."""
+    mask = masks.window(20, 3) | masks.prefix([30, 0, 9, 200])
+    (q, k, v), dout, _, _ = packed_case("delta", 64, "float16")
+    q[300:], k[333:], v[333:] = np.nan, np.nan, np.nan
+    there, edges = [*map(cp.asarray, (q, k, v))], cp.asarray(EDGES)
+    for n in range(2):
+        exact = cufa.attention_varlen_reference(q, k, v, *edges.get(), mask=mask, **scores)
+        out, lse = cufa.flash_attention_varlen(*there, *edges, mask=mask, return_lse=True, **scores)
+        np.testing.assert_allclose(out.get(), exact, atol=6e-3)
+        found = cufa.flash_attention_varlen_backward(cp.asarray(dout), *there, out, lse, *edges, mask=mask, **scores)
+        exact = cufa.attention_varlen_reference_backward(dout, q, k, v, *edges.get(), mask=mask, **scores)
+        for x, y in zip(found, exact, strict=True):
+            np.testing.assert_allclose(x.get(), y, atol=6e-3 * abs(y).max())
+        edges[:, 2] = edges[:, 3]
+    q, k, v, _ = case(64, "float16")
+    mask = masks.window(20, 3) | masks.prefix([30, 9])
+    for lengths in (np.array([200, 30], np.int32), np.array([7, 300], np.int32)):
+        given = {"seqlens_q": lengths, "seqlens_k": lengths[::-1].copy()}
+        exact = cufa.attention_reference(q, k, v, mask=mask, **given, **scores)
+        on_gpu = {name: cp.asarray(x) for name, x in given.items()}
+        for some in (given, on_gpu, {**given, "seqlens_k": on_gpu["seqlens_k"]}):
+            out = cufa.flash_attention(*map(cp.asarray, (q, k, v)), mask=mask, **some, **scores)
+            np.testing.assert_allclose(out.get(), exact, atol=6e-3)
+        out = cufa.flash_attention(q, k, v, mask=mask, device="cuda", **given, **scores)
+        np.testing.assert_allclose(out, exact, atol=6e-3)
+
+
+@pytest.mark.gpu
+def test_booleans_of_packed_sequences_on_a_gpu(cp):
+    (q, k, v), _, _, _ = packed_case("delta", 64, "float16")
+    seen = np.random.default_rng(3).random((4, 1, 140, 140)) < 0.6
+    exact = cufa.attention_varlen_reference(q, k, v, *EDGES, mask=seen)
+    for mask in (seen, cp.asarray(seen)):
+        out = cufa.flash_attention_varlen(*map(cp.asarray, (q, k, v)), *EDGES, mask=mask)
+        np.testing.assert_allclose(out.get(), exact, atol=6e-3)
+    np.testing.assert_allclose(
+        cufa.flash_attention_varlen(q, k, v, *EDGES, mask=seen, device="cuda"), exact, atol=6e-3
+    )
+    with pytest.raises(ValueError, match=r"has up to 310 queries and 340 keys: pad it \(if cu_seqlens are on a GPU"):
+        cufa.flash_attention_varlen(*map(cp.asarray, (q, k, v)), *cp.asarray(EDGES), mask=seen)
