@@ -196,7 +196,9 @@ class Call:
 
 def _function_of(problem: Problem) -> Where | None:
     """The function that stands for a mask of an operator where a GPU has the lengths; else None."""
-    return problem.mask.as_function if isinstance(problem.mask, Combined) and not problem.lengths.known else None
+    return (
+        problem.mask.as_function if isinstance(problem.mask, Combined) and not problem.lengths.known else None
+    )
 
 
 class DenseCall(Call):
@@ -222,7 +224,10 @@ class DenseCall(Call):
         inputs, problem = optional_operands.check(self.inputs, problem)
         if (function := _function_of(problem)) is None:
             return inputs, problem
-        sizes, on_gpu = (problem.batch, problem.heads, problem.seqlen_q, problem.seqlen_k), bits_on_gpu(self.first[1])
+        sizes, on_gpu = (
+            (problem.batch, problem.heads, problem.seqlen_q, problem.seqlen_k),
+            bits_on_gpu(self.first[1]),
+        )
         edges = optional_operands.begins(inputs, problem)
         return inputs, dataclasses.replace(problem, mask=function.by_sequence((), sizes, edges, on_gpu))
 

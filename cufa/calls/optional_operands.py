@@ -138,7 +138,7 @@ def _padded(seqlens: Mapping[str, Any]) -> Padded:
     return Padded(queries, keys)
 
 
-def begins(given: Mapping[str, Any], problem: Problem) -> list[Any]:
+def begins(given: Mapping[str, Any], problem: Problem) -> tuple[Any, Any]:
     """The lengths of padded sequences on a GPU as cumulative lengths of queries and of keys."""
     import cupy
 
@@ -147,7 +147,7 @@ def begins(given: Mapping[str, Any], problem: Problem) -> list[Any]:
         x = given.get(name)
         counts = cupy.full(problem.batch, most, np.int32) if x is None else cupy.asarray(x).clip(0, most)
         found.append(cupy.concatenate([cupy.zeros(1, np.int32), counts.cumsum(dtype=np.int32)]))
-    return found
+    return found[0], found[1]
 
 
 def packed(cu_q: Any, cu_k: Any, totals: tuple[int, int]) -> tuple[Any, Any, Packed]:

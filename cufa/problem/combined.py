@@ -114,14 +114,15 @@ def combined(operation: str, *parts: Mask) -> Mask:
     if all(isinstance(x, Bits) for x in parts):
         return _combined_bits(operation, *parts)  # type: ignore[arg-type]
     function = any(isinstance(x, Where) for x in parts)
-    found = combined_where(operation, parts) if function else None
-    found = found or (_in_one_family(*parts) if operation == "and" else None)
+    found: Mask | None = combined_where(operation, parts) if function else None
+    if found is None and operation == "and":
+        found = _in_one_family(*parts)
     if found is not None:
         return found
     if function:
         raise ValueError(
-            f"{' and '.join(map(str, parts))}: a function combines with bands, with masks of runs that all heads share, "
-            "and with functions: write the rest in the function"
+            f"{' and '.join(map(str, parts))}: a function combines with bands, with masks of runs that all heads "
+            "share, and with functions: write the rest in the function"
         )
     for part in parts:
         if not part.known:

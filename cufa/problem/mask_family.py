@@ -116,11 +116,11 @@ class Mask:
             this = f"is a matrix of {rows:,} queries and {keys:,} keys"
             if seqlen_q is None or seqlen_k is None:
                 return f"{this}, which calls with a cache do not take: use another builder of cufa.masks"
-            given = f"{seqlen_q:,} queries and {seqlen_k:,} keys"
+            lengths = f"{seqlen_q:,} queries and {seqlen_k:,} keys"
             if not packed:
-                return f"{this}, not of {given}: make it for one call's lengths"
+                return f"{this}, not of {lengths}: make it for one call's lengths"
             if rows < seqlen_q or keys < seqlen_k:
-                return f"{this}, but a packed sequence has up to {given}{PAD}"
+                return f"{this}, but a packed sequence has up to {lengths}{PAD}"
         for count, given, name in zip(
             self.spread, (batch, kv_heads), ("sequences", "key/value heads"), strict=True
         ):

@@ -255,7 +255,7 @@ def _as_function(mask: Mask) -> tuple[_Function, Mapping[str, Any]] | None:
             mask.arrays,
         )
     if isinstance(mask, Band):
-        exempt = {"prefix": mask.prefix, "keep": mask.keep, "exempt": mask.global_tokens}
+        exempt = {name: getattr(mask, name) for name in ("prefix", "keep", "global_tokens")}
         return functools.partial(_in_band, mask), {
             name: n.array for name, n in exempt.items() if isinstance(n, Integers)
         }
@@ -269,8 +269,7 @@ def _as_function(mask: Mask) -> tuple[_Function, Mapping[str, Any]] | None:
 def _in_band(band: Band, b: Any, h: Any, i: Any, j: Any, delta: Any, x: Mapping[str, Any]) -> Any:
     own = i + shift_of(band.diagonal, 0, 1) * delta if isinstance(band.diagonal, str) else i + band.diagonal
     prefix, keep, exempt = (
-        x[name][b] if name in x else n
-        for name, n in (("prefix", band.prefix), ("keep", band.keep), ("exempt", band.global_tokens))
+        x[name][b] if name in x else getattr(band, name) for name in ("prefix", "keep", "global_tokens")
     )
     seen = j >= 0
     if band.left is not None:

@@ -117,11 +117,12 @@ def _with_mask(
     """The options, with the mask that the sequences read. Raises ValueError if it does not fit."""
     if options.get("mask") is None:
         return options
-    most = [max((x[n].stop - x[n].start for x in sequences), default=0) for n in (1, 2)]
+    most_q = max((rows.stop - rows.start for _, rows, _ in sequences), default=0)
+    most_k = max((keys.stop - keys.start for _, _, keys in sequences), default=0)
     mask, batch = resolve_mask(False, None, options["mask"]), len(sequences)
-    mask = of_sequences(mask, batch, heads, kv_heads, (most[0], most[1]))
+    mask = of_sequences(mask, batch, heads, kv_heads, (most_q, most_k))
     if not isinstance(mask, Where):
-        check_mask(mask, batch, kv_heads, *most, heads, packed=True)
+        check_mask(mask, batch, kv_heads, most_q, most_k, heads, packed=True)
     return {**options, "mask": mask}
 
 

@@ -13,8 +13,8 @@ from support import make_inputs
 
 import cufa
 from cufa import masks
-from cufa.problem.bits import Bits
 from cufa.plan.dense import FORWARD
+from cufa.problem.bits import Bits
 from cufa.problem.lengths import Lengths, Packed, Padded
 from cufa.problem.problem import Problem
 

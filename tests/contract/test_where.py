@@ -406,11 +406,13 @@ def test_either_mask_with_lengths_on_a_gpu(cp, scores):
     (q, k, v), dout, _, _ = packed_case("delta", 64, "float16")
     q[300:], k[333:], v[333:] = np.nan, np.nan, np.nan
     there, edges = [*map(cp.asarray, (q, k, v))], cp.asarray(EDGES)
-    for n in range(2):
+    for _ in range(2):
         exact = cufa.attention_varlen_reference(q, k, v, *edges.get(), mask=mask, **scores)
         out, lse = cufa.flash_attention_varlen(*there, *edges, mask=mask, return_lse=True, **scores)
         np.testing.assert_allclose(out.get(), exact, atol=6e-3)
-        found = cufa.flash_attention_varlen_backward(cp.asarray(dout), *there, out, lse, *edges, mask=mask, **scores)
+        found = cufa.flash_attention_varlen_backward(
+            cp.asarray(dout), *there, out, lse, *edges, mask=mask, **scores
+        )
         exact = cufa.attention_varlen_reference_backward(dout, q, k, v, *edges.get(), mask=mask, **scores)
         for x, y in zip(found, exact, strict=True):
             np.testing.assert_allclose(x.get(), y, atol=6e-3 * abs(y).max())
@@ -439,5 +441,7 @@ def test_booleans_of_packed_sequences_on_a_gpu(cp):
     np.testing.assert_allclose(
         cufa.flash_attention_varlen(q, k, v, *EDGES, mask=seen, device="cuda"), exact, atol=6e-3
     )
-    with pytest.raises(ValueError, match=r"has up to 310 queries and 340 keys: pad it \(if cu_seqlens are on a GPU"):
+    with pytest.raises(
+        ValueError, match=r"has up to 310 queries and 340 keys: pad it \(if cu_seqlens are on a GPU"
+    ):
         cufa.flash_attention_varlen(*map(cp.asarray, (q, k, v)), *cp.asarray(EDGES), mask=seen)

@@ -291,7 +291,9 @@ def test_a_matrix_of_other_lengths_is_refused(seen):
                     attend(q, k, v, mask=mask)
         q, k, v = (x[0].swapaxes(0, 1) for x in make_inputs(1, 1, 1, 7, 7, 8, "float32"))
         for attend in (cufa.flash_attention_varlen, cufa.attention_varlen_reference):
-            with pytest.raises(ValueError, match="6 keys, but a packed sequence has up to 7 queries and 5 keys: pad"):
+            with pytest.raises(
+                ValueError, match="6 keys, but a packed sequence has up to 7 queries and 5 keys: pad"
+            ):
                 attend(q, k, v, [0, 7], [0, 5], mask=mask)
         with pytest.raises(ValueError, match="which calls with a cache do not take"):
             cufa.flash_attention(q[None], k[None], v[None], mask=mask, cache_seqlens=[5], device="cpu")

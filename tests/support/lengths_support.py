@@ -148,7 +148,8 @@ def _case(q_shape, k_shape, lse_shape, there, lengths, options, dtype, seed, v_d
     k, v = (rng.standard_normal((*k_shape[:-1], n)).astype(DTYPES[dtype]) for n in (k_shape[-1], dim))
     dlse = rng.standard_normal(lse_shape).astype(np.float32)
     if isinstance(options, str) and options in OF_WHOLE_ARRAYS:
-        axis = 0 if "cu_seqlens_q" in lengths else 2  # on a GPU, a packed sequence may be as long as the arrays
+        # Where a GPU has the lengths, a packed sequence may be as long as the arrays.
+        axis = 0 if "cu_seqlens_q" in lengths else 2
         options = of_whole_arrays(options, q_shape[axis], k_shape[axis])
     given = OPTIONS[options] if isinstance(options, str) else options
     is_packed = "cu_seqlens_q" in lengths
