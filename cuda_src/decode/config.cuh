@@ -29,7 +29,9 @@ constexpr bool PAGED = false;         // the cache consists of pages, which the 
 constexpr bool RAGGED = false;        // cache_seqlens is read; else each sequence fills the cache
 constexpr bool APPEND = false;        // k_new and v_new are stored to the cache and attended to
 constexpr bool QUANTIZE_NEW = false;  // an earlier launch, decode_append, has quantised k_new and v_new into the cache
-constexpr int MASK = 0;               // a MaskKind (shared/mask.cuh); MASK_FULL: one query token, which sees all keys
+constexpr int MASK = 0;               // a MaskKind (shared/mask.cuh); MASK_FULL: one query token, which sees all keys;
+                                      // MASK_COLUMNS: causal within chunks of keys
+constexpr bool EXEMPT_BY_SEQUENCE = false; // MASK_SETS: sequences have numbers of their own, or tokens see every key
 constexpr int LENGTHS = 0;            // a LengthsKind (shared/lengths.cuh): always DENSE: decode kernels have RAGGED instead
 constexpr bool SOFTCAP = false;       // a score s becomes cap * tanh(s / cap)
 constexpr bool ALIBI = false;         // a score loses slope * distance

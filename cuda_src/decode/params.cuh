@@ -27,20 +27,27 @@ struct DecodeParams {
   i32 row_blocks;    // blocks of BLOCK_Q rows that the group_size * tokens rows of a key/value head take
   i32 num_splits;    // fixed: splits per work item; balanced: shares of the batch's tiles, at most
   float scale_log2;  // softmax scale * log2(e), positive
-  i32 split_tiles;   // fixed, not RAGGED: tiles of each split (computed on the host: no division before the first load)
-  i32 used_splits;   // fixed, not RAGGED: splits that have tiles
+  i32 split_tiles;   // fixed, not UNEVEN: tiles of each split (computed on the host: no division before the first load)
+  i32 used_splits;   // fixed, not UNEVEN: splits that have tiles
   i32 left;          // MASK_BAND, MASK_SETS: number of keys that a token sees before its own key, at most the capacity
   float softcap;     // SOFTCAP: softmax scale / cap * 2 log2(e); scale_log2 is then cap * log2(e)
-  i32 min_shares;    // balanced, RAGGED: at least this many of num_splits shares are used
+  i32 min_shares;    // balanced, UNEVEN: at least this many of num_splits shares are used
   const float* alibi_slopes;  // ALIBI: (heads), or (batch, heads)
   const float* sink;          // SINK: (heads), natural log
   i32 alibi_stride;           // ALIBI: elements from sequence to sequence
   i32 keep;                   // MASK_SETS: the first `keep` keys stay visible to all later tokens
-  i32 prefix;                 // MASK_SETS: every token sees the first `prefix` keys; at most `keep`
+  i32 prefix;                 // MASK_SETS: every token sees the first `prefix` keys; at most `keep` unless EXEMPT_BY_SEQUENCE
   const void* tree;           // TREE: parents (batch, tokens), or bytes (batch, tokens, tokens)
   float fixed_max;            // SOFTMAX_MAX GIVEN, softmax_max null: the maximum of all heads, natural log
   float* key_norms;           // SOFTMAX_MAX BOUND without SOFTCAP: (batch, kv_heads), upper bounds of |k|; an append raises them
   const float* softmax_max;   // SOFTMAX_MAX GIVEN: (heads), natural log; null: fixed_max
+  // EXEMPT_BY_SEQUENCE, as in MaskParams. Null: `keep`, `prefix` or `global_tokens` is the number of all sequences. Else this member
+  // is the step from sequence to sequence in the array: 0 or 1.
+  const i32* keep_of;
+  const i32* prefix_of;
+  const i32* global_of;
+  i32 global_tokens;          // EXEMPT_BY_SEQUENCE: the first tokens of a sequence, which see every key
+  i32 chunk;                  // MASK_COLUMNS: keys of a chunk
 };
 
 // The argument if SCORE. The new members follow the padding of DecodeParams.

@@ -48,10 +48,10 @@ DEVICE bool fixed_split(const DecodeParams& p, int batch, int head_and_rows, int
   span.set_head(p, head_and_rows);
   span.item = batch * p.kv_heads * p.row_blocks + head_and_rows;
   span.length = sequence_lengths(p, batch);
-  span.tiles = tiles_to_read(p, span.length.keys);
+  span.tiles = tiles_to_read(p, batch, span.length.keys);
   int each = p.split_tiles;
   span.num_partials = p.used_splits;
-  if constexpr (RAGGED) {
+  if constexpr (UNEVEN) {
     each = int(u32(span.tiles.count + p.num_splits - 1) / u32(p.num_splits));
     span.num_partials = int(u32(span.tiles.count + each - 1) / u32(each));
   }
@@ -86,10 +86,10 @@ struct BalancedLine {
   DEVICE int measure(const DecodeParams& p, int batch, int lane) {
     const int items_per_batch = p.kv_heads * p.row_blocks;
     u32 all, before;
-    if constexpr (RAGGED) {
+    if constexpr (UNEVEN) {
       all = before = 0;
       for (int b = lane; b < p.batch; b += 32) {
-        const u32 tiles = tiles_to_read(p, sequence_lengths(p, b).keys).count;
+        const u32 tiles = tiles_to_read(p, b, sequence_lengths(p, b).keys).count;
         all += tiles;
         if (b < batch) before += tiles;
       }
@@ -99,17 +99,17 @@ struct BalancedLine {
         before += shfl_xor(before, step);
       }
     } else {
-      const u32 tiles = tiles_to_read(p, sequence_lengths(p, 0).keys).count;
+      const u32 tiles = tiles_to_read(p, 0, sequence_lengths(p, 0).keys).count;
       all = tiles * p.batch;
       before = tiles * batch;
     }
     total = int(all) * items_per_batch;
     shares = min(p.num_splits, total);
-    if constexpr (RAGGED) shares = min(shares, max(total / TILES_A_SHARE, p.min_shares));
+    if constexpr (UNEVEN) shares = min(shares, max(total / TILES_A_SHARE, p.min_shares));
     return int(before) * items_per_batch;
   }
 
-  DEVICE bool two_sizes() const { return RAGGED && shares > 1 && i64(shares) * TILES_A_SHARE <= total; }
+  DEVICE bool two_sizes() const { return UNEVEN && shares > 1 && i64(shares) * TILES_A_SHARE <= total; }
   DEVICE int middle() const { return total - total / LAST_PART; }  // first tile of the short shares
 
   // First tile of a share; `total` if `share` is the number of shares.
@@ -145,7 +145,7 @@ DEVICE void balanced_item(const DecodeParams& p, int batch, int head_and_rows, i
   span.batch = batch;
   span.set_head(p, head_and_rows);
   span.length = sequence_lengths(p, batch);
-  span.tiles = tiles_to_read(p, span.length.keys);
+  span.tiles = tiles_to_read(p, batch, span.length.keys);
   line.find_partials(batch_start + head_and_rows * span.tiles.count, span);
 }
 
@@ -163,10 +163,10 @@ struct BalancedShare {
     end = share < line.shares ? line.start(share + 1) : line.total;
     batch = 0;
     batch_start = 0;
-    if constexpr (RAGGED) {
+    if constexpr (UNEVEN) {
       // Skip whole sequences, 32 at a time, by a prefix sum over lanes.
       for (; batch < p.batch && tile < line.total; batch += 32) {
-        const u32 own = batch + lane < p.batch ? tiles_to_read(p, sequence_lengths(p, batch + lane).keys).count : 0;
+        const u32 own = batch + lane < p.batch ? tiles_to_read(p, batch + lane, sequence_lengths(p, batch + lane).keys).count : 0;
         u32 upto = own;
 #pragma unroll
         for (int step = 1; step < 32; step *= 2) {
@@ -185,7 +185,7 @@ struct BalancedShare {
         batch_start += chunk;
       }
     } else {
-      const int each = tiles_to_read(p, sequence_lengths(p, 0).keys).count * items_per_batch;
+      const int each = tiles_to_read(p, 0, sequence_lengths(p, 0).keys).count * items_per_batch;
       if (tile < line.total) batch = tile / each;
       batch_start = batch * each;
     }
@@ -216,11 +216,11 @@ struct BalancedShare {
     if (tile >= end) return false;
     const int items_per_batch = p.kv_heads * p.row_blocks;
     span.length = sequence_lengths(p, batch);
-    span.tiles = tiles_to_read(p, span.length.keys);
+    span.tiles = tiles_to_read(p, batch, span.length.keys);
     while (tile >= batch_start + span.tiles.count * items_per_batch) {
       batch_start += span.tiles.count * items_per_batch;
       span.length = sequence_lengths(p, ++batch);
-      span.tiles = tiles_to_read(p, span.length.keys);
+      span.tiles = tiles_to_read(p, batch, span.length.keys);
     }
     const int item_of_batch = (tile - batch_start) / span.tiles.count;
     const int item_start = batch_start + item_of_batch * span.tiles.count;

@@ -49,8 +49,8 @@ struct KeyStream {
     store_new = span.row_block == 0;
     key = span.first_tile * Bc + ring * RING_KEYS;
     // If the window begins after the ring's keys of the first tile, the ring begins one tile later.
-    if (MASK == MASK_BAND && key + RING_KEYS <= first_read(p, length.keys)) key += Bc;
-    places.set(p, length.keys);
+    if (WINDOWED && MASK != MASK_SETS && key + RING_KEYS <= first_read(p, length.keys)) key += Bc;
+    places.set(p, batch, length.keys);
     end = places.end(span.last_tile, length.keys);
     table = p.block_table + batch * p.table_stride;
   }
@@ -64,7 +64,7 @@ struct KeyStream {
   // KEY_SCALES: begins the copies of a stage's scales. This thread copies scales of row thread % RING_KEYS of the tile: the key
   // at `position` in the sequence, in slot `slot` of page (or sequence) `outer`.
   DEVICE void copy_scales(const DecodeParams& p, int stage, int position, int outer, int slot) const {
-    const bool valid = position < end_place() && !some_hidden(p, position, 1, length.keys);
+    const bool valid = position < end_place() && !places.some_hidden(p, position, 1, length.keys);
     const i64 at = key_scale_index(p, outer, kv_head, slot);
 #pragma unroll
     for (int i = thread; i < 2 * RING_KEYS; i += RING_THREADS) {
@@ -180,7 +180,7 @@ struct AsyncKeyStream : KeyStream {
   template <bool NEW_ROWS>
   DEVICE void copy_unit(const DecodeParams& p, u32 target, int position, int offset, const char* k, const char* v,
                         bool writable) {
-    const bool exists = position < end_place(), valid = exists && !some_hidden(p, position, 1, length.keys);
+    const bool exists = position < end_place(), valid = exists && !places.some_hidden(p, position, 1, length.keys);
     if constexpr (NEW_ROWS) {
       if (exists && position >= length.old_keys) {
         const char* k_new = new_row(p.k_new, p.k_new_stride, position) + offset;

@@ -69,6 +69,8 @@ struct TileAttention {
   OnlineSoftmax<2 * M_TILES, INVARIANT ? 0 : 8> softmax;
   u32 Q[M_TILES][K_STEPS][4];  // read if Q_IN_REGISTERS
   int place[2 * M_TILES];      // key position of each row's query token; unset if MASK_FULL without ALIBI and SCORE
+  int exempt_end[2 * M_TILES]; // EXEMPT_BY_SEQUENCE: Exempt::end()
+  int chunk_first[2 * M_TILES];  // CHUNKED: position of the first key of the token's chunk, minus the token's
   u64 tree[2 * M_TILES];       // TREE: bit i: the row's token sees new token i
   float slope[2 * M_TILES];    // ALIBI: slope of each row's head, in log2 units
   float scale_log2;            // softmax scale in log2 units, times k_scale; SOFTCAP: the cap in log2 units
@@ -113,6 +115,8 @@ struct TileAttention {
         const int packed = span.row_block * Br + first_row + r * 8 + lane / 4;
         const int token = SEVERAL_TOKENS ? packed % p.tokens : 0;
         place[r] = span.length.keys - p.tokens + token;
+        if constexpr (EXEMPT_BY_SEQUENCE) exempt_end[r] = Exempt(p, span.batch).end(place[r], span.length.keys);
+        if constexpr (CHUNKED) chunk_first[r] = -(place[r] % p.chunk);
         if constexpr (SCORE) {
           head[r] = span.kv_head * p.group_size + min(packed / p.tokens, p.group_size - 1);
         }
@@ -186,7 +190,7 @@ struct TileAttention {
   // One tile of a ring, as in FlashAttention-2. All tiles are masked: eight comparisons per row cost less than the instruction
   // cache misses of an unmasked copy of the loop. `key`: position of the tile's first key; `keys`: length of the sequence.
   DEVICE void visit(const DecodeParams& p, u32 K_smem, u32 Q_lane, int key, int keys, int lane) {
-    const Band<BAND_KIND> mask = band_of(p, keys);
+    Band<BAND_KIND> mask = band_of(p, keys);
     const u32 V_smem = K_smem + KV_TILE_BYTES;
     float S[M_TILES][S_TILES][4] = {};
     if constexpr (FP8_CACHE) {
@@ -237,10 +241,13 @@ struct TileAttention {
     float m_tile[2 * M_TILES], alpha[2 * M_TILES];
 #pragma unroll
     for (int r = 0; r < 2 * M_TILES; ++r) {
+      if constexpr (CHUNKED) mask.first = chunk_first[r];
       const VisibleColumns<BAND_KIND, RIGHT_MASKED> visible(mask, MASK == MASK_FULL ? 0 : place[r], key,
                                                        scores.lane_column(lane));
       int first_keys = 0;  // MASK_SETS: columns before this one are visible even outside the band
-      if constexpr (MASK == MASK_SETS) {
+      if constexpr (EXEMPT_BY_SEQUENCE) {
+        first_keys = exempt_end[r] - key - scores.lane_column(lane);
+      } else if constexpr (MASK == MASK_SETS) {
         first_keys = max(min(p.keep, place[r] + 1), min(p.prefix, keys)) - key - scores.lane_column(lane);
       }
       scores.for_each_in_row(r, [&](int column, float& s) {

@@ -91,7 +91,7 @@ struct TmaKeyStream : KeyStream {
       cp_async_wait<NUM_STAGES - 1>();
       ring_sync(ring);  // the scales have landed for all threads of the ring
     }
-    const bool hidden = some_hidden(p, first_key, RING_KEYS, length.keys);
+    const bool hidden = places.some_hidden(p, first_key, RING_KEYS, length.keys);
     if (first_key + RING_KEYS > (APPEND ? min(length.old_keys, end_place()) : end_place()) || hidden) {
       finish_tile(p, buffer, first_key);
       ring_sync(ring);  // zeros and new tokens are visible to all threads of the ring
@@ -117,7 +117,7 @@ struct TmaKeyStream : KeyStream {
         vec4 k{}, v{};
         if (of_k) k = ld_global<vec4>(new_row(p.k_new, p.k_new_stride, position) + unit * 16);
         if (of_v) v = ld_global<vec4>(new_row(p.v_new, p.v_new_stride, position) + unit * 16);
-        const bool hidden = some_hidden(p, position, 1, length.keys);
+        const bool hidden = places.some_hidden(p, position, 1, length.keys);
         st_shared_vec4(target, hidden ? vec4{0, 0, 0, 0} : k);
         st_shared_vec4(target + KV_TILE_BYTES, hidden ? vec4{0, 0, 0, 0} : v);
         if (store_new) {
@@ -130,7 +130,7 @@ struct TmaKeyStream : KeyStream {
           if (of_k) st_global(cache_row(p.k_cache, p.k_stride, row_page, row_in_page) + unit * 16, k);
           if (of_v) st_global(cache_row(p.v_cache, p.v_stride, row_page, row_in_page) + unit * 16, v);
         }
-      } else if (some_hidden(p, position, 1, length.keys)) {
+      } else if (places.some_hidden(p, position, 1, length.keys)) {
         st_shared_vec4(target, vec4{0, 0, 0, 0});
         st_shared_vec4(target + KV_TILE_BYTES, vec4{0, 0, 0, 0});
       }

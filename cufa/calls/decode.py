@@ -96,8 +96,9 @@ def flash_decode(
         A token sees its own key and the ``left`` keys before it. Keys that no token sees are not read.
     mask : cufa.masks, optional
         In place of ``window``: causal, a window to the left, :func:`cufa.masks.streaming` (keys between the kept keys
-        and the window are not read), :func:`cufa.masks.prefix`. On the CPU also masks that differ between sequences,
-        :func:`cufa.masks.chunks`, and :func:`cufa.masks.global_window` with ``right=0``.
+        and the window are not read), :func:`cufa.masks.prefix`, :func:`cufa.masks.global_window` with ``right=0``, each
+        with one number or one per sequence, and :func:`cufa.masks.chunks` (a GPU reads no key before the first token's
+        chunk). Numbers per sequence on a GPU are read by every call and replay of a graph.
     softcap : float, optional
         Scaled scores s become ``softcap · tanh(s / softcap)``. Above 0, at most 10,000.
     scale : float, optional
@@ -181,16 +182,16 @@ def flash_decode(
 
     The CPU takes every combination. On a GPU (a band mask is ``causal()`` or ``window()``):
 
-    - decode_split_tma and decode_balanced_tma (sm_90): float16, bfloat16; band masks, masks with a prefix or kept keys
-      (one number for all sequences); ALiBi, sinks and score functions; with band masks also trees.
-    - decode_split and decode_balanced (sm_80 or later): float16, bfloat16; band masks, masks with a prefix or kept keys
-      (one number for all sequences); ALiBi, sinks and score functions; with band masks also trees.
+    - decode_split_tma and decode_balanced_tma (sm_90): float16, bfloat16; band masks, masks with a prefix, kept keys or
+      global tokens, chunks; ALiBi, sinks and score functions; with band masks also trees.
+    - decode_split and decode_balanced (sm_80 or later): float16, bfloat16; band masks, masks with a prefix, kept keys
+      or global tokens, chunks; ALiBi, sinks and score functions; with band masks also trees.
     - decode_split_tma_fp8, decode_balanced_tma_fp8, decode_split_tma_fp8_scaled and decode_balanced_tma_fp8_scaled
-      (sm_90): float16, bfloat16 over float8_e4m3; head dims 8 to 256, multiples of 16; band masks, masks with a prefix
-      or kept keys (one number for all sequences); ALiBi, sinks and score functions; with band masks also trees.
+      (sm_90): float16, bfloat16 over float8_e4m3; head dims 8 to 256, multiples of 16; band masks, masks with a prefix,
+      kept keys or global tokens, chunks; ALiBi, sinks and score functions; with band masks also trees.
     - decode_split_fp8, decode_balanced_fp8, decode_split_fp8_scaled and decode_balanced_fp8_scaled (sm_89 or later):
-      float16, bfloat16 over float8_e4m3; head dims 8 to 256, multiples of 16; band masks, masks with a prefix or kept
-      keys (one number for all sequences); ALiBi, sinks and score functions; with band masks also trees.
+      float16, bfloat16 over float8_e4m3; head dims 8 to 256, multiples of 16; band masks, masks with a prefix, kept
+      keys or global tokens, chunks; ALiBi, sinks and score functions; with band masks also trees.
 
     >>> k = v = np.zeros((1, 8, 4096, 128), np.float32)
     >>> q = np.ones((1, 32, 1, 128), np.float32)

@@ -61,8 +61,8 @@ class Kernel:
     """Constants that a score is multiplied by are kept in registers, with the softmax scale as a factor."""
     score_derivatives_without_score: bool = False
     """Backward: when gradients of a score function's arrays are added, the score is no longer known."""
-    first_keys_by_sequence: bool = True
-    """Masks may have one number of first keys per sequence, and global tokens."""
+    chunks_only: bool = False
+    """Of the masks that hide each key from one run of rows, the kernel serves chunks only."""
     head_dim_multiple: int = 8
     any_v_dim: bool = False
     """v and out may have another head dim than q and k."""

@@ -156,10 +156,10 @@ class DecodeSplit(Kernel):
     entry = "decode_split"
     operation = "decode"
     dtypes = ("float16", "bfloat16")
-    masks = (*BAND_KINDS, "sets")
+    masks = (*BAND_KINDS, "sets", "columns")
+    chunks_only = True
     options: tuple[str, ...] = ("alibi", "sink", "score", "invariant", "tree")
     options_with_irregular_masks: tuple[str, ...] = options[:4]
-    first_keys_by_sequence = False
 
     def __init__(self, *, tma: bool = False, fp8: bool = False, scaled: bool = False) -> None:
         self.configs: tuple[DecodeConfig, ...] = _configs(tma, fp8, balanced=self.algorithm == "balanced")
@@ -277,6 +277,7 @@ class DecodeSplit(Kernel):
             "TREE": TREE_KINDS.index(problem.tree),
             "PAGED": problem.cache.paged,
             "RAGGED": problem.lengths.ragged,
+            "EXEMPT_BY_SEQUENCE": problem.exempt_by_sequence,
             "APPEND": problem.cache.new_tokens > 0 and not problem.cache.quantize_new,
             "QUANTIZE_NEW": problem.cache.quantize_new,
             "FP8_CACHE": problem.k_element.name == "float8_e4m3",

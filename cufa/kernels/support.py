@@ -13,8 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ..gpu.architectures import Device
-from ..problem.columns import Columns
-from ..problem.mask import Band
+from ..problem.columns import Chunks, Columns
 from ..problem.problem import MASK_KINDS, MAX_HEAD_DIM, Problem
 
 if TYPE_CHECKING:
@@ -27,8 +26,6 @@ _IRREGULAR_MASKS = {
     "columns2": "masks that hide each key from two runs of rows",
     "bits": "masks with a bit for each score",
 }
-
-_SAME_FIRST_KEYS = "masks with a prefix or kept keys (one number for all sequences)"
 
 _LENGTHS = {"padded": "padded sequences (seqlens_q, seqlens_k)", "packed": "packed sequences (cu_seqlens)"}
 
@@ -158,11 +155,8 @@ def _mask_reasons(kernel: Kernel, problem: Problem) -> Iterator[str]:
     for option in _options(problem):
         if option not in kernel.options_with_irregular_masks:
             yield f"takes {_OPTIONS[option]} with band masks only, not with {mask}"
-    if isinstance(mask, Band) and not kernel.first_keys_by_sequence:
-        if not all(isinstance(n, int) for n in (mask.keep, mask.prefix)):
-            yield "takes one number of first keys for all sequences (streaming, prefix)"
-        if mask.global_tokens != 0:
-            yield "takes no tokens that see every key (global_window)"
+    if kernel.chunks_only and kind == "columns" and not isinstance(mask, Chunks):
+        yield f"serves chunks, no other {_IRREGULAR_MASKS[kind]}"
     if problem.seqlen_q + problem.seqlen_k >= 2**30:
         yield "takes fewer than 2^30 rows and keys together with an irregular mask"
     most = kernel.most_listed_queries(problem.head_dim)
@@ -293,8 +287,8 @@ def _masks(kernel: Kernel) -> str:
     if {*kernel.masks} >= {*MASK_KINDS}:
         return "all masks"
     irregular = [_IRREGULAR_MASKS[kind] for kind in kernel.masks if kind in _IRREGULAR_MASKS]
-    if not kernel.first_keys_by_sequence:
-        irregular = [x.replace(_IRREGULAR_MASKS["sets"], _SAME_FIRST_KEYS) for x in irregular]
+    if kernel.chunks_only:
+        irregular = [x.replace(_IRREGULAR_MASKS["columns"], "chunks") for x in irregular]
     return ", ".join(("band masks", *irregular))
 
 

@@ -16,8 +16,9 @@ from ..gpu.architectures import Device
 from ..kernels import Kernel, Split, TileConfig
 from ..kernels.decode import MAX_CLUSTER, DecodeConfig, items, row_blocks
 from ..kernels.params import Params, softmax_scalars
+from ..problem.columns import Chunks
 from ..problem.lengths import Cached
-from ..problem.mask import CAUSAL, Band
+from ..problem.mask import CAUSAL, Band, Mask
 from ..problem.problem import Problem, default_scale
 from ..schedule.decode import WAVES, most_chunks, num_tiles
 from ..schedule.schedule import used_of
@@ -46,7 +47,10 @@ _MAX_TILES = 2**31 - 1
 _PARTS = {"fixed": "fixed splits of each sequence", "balanced": "shares of all tiles"}
 
 #: Query tokens and masks of the builds that `cufa compile` checks: one per kind of mask, for one token and several.
-_MASKS = ((1, CAUSAL), (4, CAUSAL), (1, Band(255, 0)), (4, Band(255, 0, keep=4)))
+_MASKS: tuple[tuple[int, Mask], ...] = (
+    (1, CAUSAL), (4, CAUSAL), (1, Band(255, 0)), (4, Band(255, 0, keep=4)),
+    (4, Band(255, 0, prefix=4, global_tokens=4)), (4, Chunks(256)),
+)  # fmt: skip
 
 #: Options of these builds: none, slopes and sinks, a fixed maximum from either source, invariance, trees.
 _OPTIONAL: tuple[dict[str, Any], ...] = (
@@ -106,7 +110,7 @@ class Decode(Operation):
         reasons += cut.reasons
         count, most = cut.num_splits, longest(problem, config) + problem.invariant
         if cut.schedule == "balanced":
-            most *= items(problem, config) * (WAVES if problem.lengths.ragged and device is not None else 1)
+            most *= items(problem, config) * (WAVES if problem.uneven and device is not None else 1)
         if count > most:
             count = most
             reasons.append(f"num_splits is reduced to {most}: there are no more tiles")
@@ -124,6 +128,10 @@ class Decode(Operation):
 
     def params_of(self, problem: Problem) -> Params:
         return self.params if problem.score is None else self.scored_params
+
+    @staticmethod
+    def mask_members(params: Any) -> Any:
+        return params
 
     def plan_lines(self, plan: Plan) -> list[str]:
         problem, keys = plan.problem, plan.config.block_kv
@@ -146,8 +154,6 @@ class Decode(Operation):
         assert plan.split is not None
         first, _ = p.mask.edges(p.seqlen_q, p.seqlen_k) if p.mask.irregular_kind else p.edges
         tiles = num_tiles(p.seqlen_k, plan.config.block_kv, p.kernel_reach)
-        assert p.first_keys is not None
-        keep, prefix = p.first_keys
         table, slopes = arrays["block_table"], arrays.get("alibi_slopes")
         return {
             "batch": p.batch,
@@ -166,8 +172,7 @@ class Decode(Operation):
             "split_tiles": -(-tiles // plan.split.count),
             "used_splits": used_of(tiles, plan.split.count),
             "left": p.seqlen_k if first is None else min(p.seqlen_k - p.seqlen_q - first, p.seqlen_k),
-            "keep": keep,
-            "prefix": prefix,
+            **_mask_scalars(p),
             "alibi_stride": stride_of_sequences(slopes),
             "fixed_max": p.softmax_max if isinstance(p.softmax_max, float) else 0.0,
             **softmax_scalars(p.scale if p.score is None else 1.0, p.softcap),
@@ -205,10 +210,19 @@ DECODE = Decode()
 OPERATIONS[DECODE.name] = DECODE
 
 
+def _mask_scalars(problem: Problem) -> dict[str, int]:
+    """Members of DecodeParams that an irregular mask decides, beside its arrays."""
+    found = {name: x for name, x in problem.mask_params.items() if isinstance(x, int)}
+    if "keep" not in found or problem.exempt_by_sequence:
+        return found
+    keep, prefix = (min(found[name], problem.seqlen_k) for name in ("keep", "prefix"))
+    return {"keep": max(keep, prefix), "prefix": prefix}
+
+
 def ragged_shares(plan: Plan) -> bool:
     """Whether shares may have two sizes (:class:`~cufa.schedule.decode.Shares`). SMs of a GPU read at different speeds;
     threads of a CPU do not."""
-    return plan.problem.lengths.ragged and plan.device is not None
+    return plan.problem.uneven and plan.device is not None
 
 
 def _check_tiles(problem: Problem, config: TileConfig) -> None:

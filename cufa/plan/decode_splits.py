@@ -58,7 +58,7 @@ def choose_cut(
     if schedule == "balanced":
         return shares
     may_be_shares = schedule == "auto"
-    if schedule == "auto" and problem.lengths.ragged and problem.batch > 1:
+    if schedule == "auto" and problem.uneven and problem.batch > 1:
         may_be_shares = _tiles(problem, config) >= WAVES * resident(device, config)
         if may_be_shares:
             reason = "sequences may differ in length: shares of all tiles"
@@ -89,7 +89,7 @@ def resident(device: Device, config: TileConfig) -> int:
 def longest(problem: Problem, config: TileConfig) -> int:
     """Tiles that are read of a sequence as long as the cache. If lengths differ: most tiles of any sequence, because a
     window may begin and end within a tile."""
-    count = most_tiles if problem.lengths.ragged else num_tiles
+    count = most_tiles if problem.uneven else num_tiles
     on_gpu = config.num_warps > 0
     return count(problem.seqlen_k, config.block_kv, problem.kernel_reach if on_gpu else problem.reach)
 
@@ -102,7 +102,7 @@ def _tiles(problem: Problem, config: TileConfig) -> int:
 def _shares(problem: Problem, device: Device, config: TileConfig) -> Cut:
     """Balanced shares. If lengths differ, the planned shares fill WAVES waves, and the kernel uses one wave or more of
     them (:class:`cufa.schedule.decode.Shares`)."""
-    waves, tiles = WAVES if problem.lengths.ragged else 1, _tiles(problem, config)
+    waves, tiles = WAVES if problem.uneven else 1, _tiles(problem, config)
     shares = waves * min(resident(device, config), tiles)
     used = min(shares, tiles)
     reason = f"at most {used:,} shares: {waves} per resident block, and at most one per tile"
@@ -130,7 +130,7 @@ def _many_in_clusters(problem: Problem, device: Device, config: TileConfig) -> C
     tiles, count = longest(problem, config), items(problem, config)
     splits = max(n for n in (1, 2, 4) if 4 * n <= tiles or n == 1)
     fills = count >= FULL_WAVE * resident(device, config) and _whole_items(problem, device, config, splits)
-    if not fills or splits == 1 or problem.lengths.ragged:
+    if not fills or splits == 1 or problem.uneven:
         return None
     reason = (
         f"{count:,} work items fill the GPU: {splits} splits of each, merged in a cluster of {splits} blocks"

@@ -156,6 +156,11 @@ class Operation:
             )
         return params
 
+    @staticmethod
+    def mask_members(params: Any) -> Any:
+        """The part of a parameter structure that has the pointers of :attr:`Problem.mask_arrays`."""
+        return params.mask
+
     def choose(
         self, problem: Problem, device: Device | None, serving: list[Kernel], request: Request
     ) -> Choice:

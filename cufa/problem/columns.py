@@ -240,6 +240,9 @@ class Chunks(Mask):
     def for_kernels(self, seqlen_q: int, seqlen_k: int) -> Columns:
         return _chunk_columns(self.size, self.diagonal, seqlen_k)
 
+    def params(self, seqlen_q: int, seqlen_k: int, by_key: bool = False) -> dict[str, int | Integers]:
+        return {"chunk": min(self.size, int(INT32.max))}  # of decode kernels
+
     def shift(self, seqlen_q: int, seqlen_k: int) -> int:
         return shift_of(self.diagonal, seqlen_q, seqlen_k)
 

@@ -53,26 +53,26 @@ class Band(Mask):
         return seen | (key < prefix) | (row < self._global_rows(seqlen_q, seqlen_k))
 
     @property
-    def _sets(self) -> tuple[int | Integers, ...]:
+    def sets(self) -> tuple[int | Integers, ...]:
         return self.prefix, self.keep, self.global_tokens
 
     @property
     def irregular_kind(self) -> str:
-        return "sets" if self._sets != (0, 0, 0) else ""
+        return "sets" if self.sets != (0, 0, 0) else ""
 
     @property
     def spread(self) -> tuple[int, int]:
-        return broadcast_count(*(x.shape[0] if isinstance(x, Integers) else 1 for x in self._sets)), 1
+        return broadcast_count(*(x.shape[0] if isinstance(x, Integers) else 1 for x in self.sets)), 1
 
     def at(self, batch: int, head: int) -> Band:
-        if not any(isinstance(x, Integers) for x in self._sets):
+        if not any(isinstance(x, Integers) for x in self.sets):
             return self
-        prefix, keep, global_tokens = (_one(x, batch) for x in self._sets)
+        prefix, keep, global_tokens = (_one(x, batch) for x in self.sets)
         return dataclasses.replace(self, prefix=prefix, keep=keep, global_tokens=global_tokens)
 
     @property
     def known(self) -> bool:
-        return all(x.known for x in self._sets if isinstance(x, Integers))
+        return all(x.known for x in self.sets if isinstance(x, Integers))
 
     @property
     def outline(self) -> Band:
@@ -84,12 +84,12 @@ class Band(Mask):
         return Band(left, None if exempt else self.right, self.diagonal)
 
     def on_host(self) -> Band:
-        prefix, keep, global_tokens = (x.on_host() if isinstance(x, Integers) else x for x in self._sets)
+        prefix, keep, global_tokens = (x.on_host() if isinstance(x, Integers) else x for x in self.sets)
         return dataclasses.replace(self, prefix=prefix, keep=keep, global_tokens=global_tokens)
 
     def params(self, seqlen_q: int, seqlen_k: int, by_key: bool = False) -> dict[str, int | Integers]:
         found: dict[str, int | Integers] = {}
-        for name, x in zip(("prefix", "keep", "global"), self._sets, strict=True):
+        for name, x in zip(("prefix", "keep", "global"), self.sets, strict=True):
             number = "global_tokens" if name == "global" else name
             if isinstance(x, Integers):
                 found |= {f"{name}_of": x, number: int(x.shape[0] > 1)}  # the step from sequence to sequence

@@ -8,10 +8,11 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from .columns import Chunks
 from .element import ELEMENTS, Element
 from .integers import Integers
 from .lengths import DENSE, Cached, Lengths, Packed, Part, parts
-from .mask import FULL, Mask, reduced
+from .mask import FULL, Band, Mask, reduced
 from .mask_family import Edges
 from .score_change import ScoreChange
 from .work import WORK
@@ -44,6 +45,26 @@ class Kept:
     """Keys at the end of the sequence; None: all."""
     keys: int
     """Keys at the begin of the sequence."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FromChunk:
+    """The keys that decode kernels read of a sequence under a mask of chunks: from the first key of the first token's
+    chunk on, and all new keys."""
+
+    size: int
+    tokens: int
+    new_tokens: int
+
+    def first(self, length: int) -> int:
+        """The first key that is read of a sequence of ``length`` keys."""
+        token = max(length - self.tokens, 0)
+        return min(token - token % self.size, max(length - self.new_tokens, 0))
+
+    @property
+    def most(self) -> int:
+        """Most keys that are read of a sequence."""
+        return max(self.size - 1 + self.tokens, self.new_tokens)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,8 +244,10 @@ class Problem:
 
     @property
     def kernel_mask(self) -> Mask:
-        """The mask as kernels read it: a band, columns or bits."""
+        """The mask as kernels read it: a band, columns or bits; decode kernels read chunks as such."""
         sizes = self.seqlen_q, self.seqlen_k
+        if self.operation == "decode" and isinstance(self.mask, Chunks):
+            return self.mask
         if self.mask.reads_lengths and (lengths := self.lengths.of_sequences(*sizes)):
             return self.mask.for_sequences(lengths, *sizes)
         return self.mask.for_kernels(*sizes)
@@ -308,26 +331,45 @@ class Problem:
         return None if first is None else max(self.seqlen_k - first, self.cache.new_tokens)
 
     @property
-    def first_keys(self) -> tuple[int, int] | None:
-        """Decode: (first keys that no window hides, first keys that every query sees). None if sequences differ."""
-        keep, prefix = (getattr(self.mask, name, 0) for name in ("keep", "prefix"))
-        if not (isinstance(keep, int) and isinstance(prefix, int)):
-            return None
-        return min(max(keep, prefix), self.seqlen_k), min(prefix, self.seqlen_k)
+    def exempt_by_sequence(self) -> bool:
+        """Decode: exempt tokens that kernels read for each sequence: numbers of its own, or tokens that see every
+        key."""
+        if self.operation != "decode" or not isinstance(self.mask, Band):
+            return False
+        return self.mask.global_tokens != 0 or bool(self.mask_arrays)
 
     @property
-    def kernel_reach(self) -> int | Kept | None:
-        """As :attr:`reach`, for GPU kernels. Under a window with kept first keys, kernels read these keys and the
-        window; the CPU path reads all keys from the first kept key on."""
-        if self.mask_kind != "sets" or self.first_keys is None:
+    def uneven(self) -> bool:
+        """Decode: the kernel computes which tiles are read for each sequence."""
+        return self.lengths.ragged or self.exempt_by_sequence
+
+    def kernel_reach_of(self, batch: int | None = None) -> int | Kept | FromChunk | None:
+        """As :attr:`reach`, for GPU kernels and one sequence; None: the most of all sequences. Under a window with kept
+        first keys, kernels read these keys and the window, and under chunks from the first token's chunk on; the CPU
+        path reads all keys."""
+        mask = self.mask
+        if isinstance(mask, Chunks) and self.operation == "decode":
+            return FromChunk(mask.size, self.seqlen_q, self.cache.new_tokens)
+        if not isinstance(mask, Band) or not mask.irregular_kind:
             return self.reach
-        window = self._keys_of_window(self.mask.edges(self.seqlen_q, self.seqlen_k))
-        return Kept(window, self.first_keys[0])
+        if not mask.known:
+            return None  # a number on a GPU may be the whole sequence
+        sets = (mask if batch is None else mask.at(batch, 0)).sets
+        most = max(x if isinstance(x, int) else int(x.values.max(initial=0)) for x in sets)
+        window = self._keys_of_window(mask.edges(self.seqlen_q, self.seqlen_k))
+        return Kept(window, min(most, self.seqlen_k))
+
+    @property
+    def kernel_reach(self) -> int | Kept | FromChunk | None:
+        """:meth:`kernel_reach_of`, the most of all sequences."""
+        return self.kernel_reach_of()
 
     @property
     def visible_capacity(self) -> int:
         """Most keys of a sequence that are read."""
         reach = self.kernel_reach
+        if isinstance(reach, FromChunk):
+            reach = reach.most
         kept = reach if isinstance(reach, Kept) else Kept(reach, 0)
         return self.seqlen_k if kept.window is None else min(self.seqlen_k, kept.keys + kept.window)
 

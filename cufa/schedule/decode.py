@@ -11,19 +11,21 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 
-from ..problem.problem import Kept
+from ..problem.problem import FromChunk, Kept
 from .schedule import used_of
 
 # Under a sliding window, only the last ``reach`` keys of a sequence are read (None: all keys;
 # :attr:`cufa.problem.problem.Problem.reach`). Tiles are numbered from the sequence's first key. The tiles that are read
 # are cut into splits or shares. If first keys are kept in addition to the window (:class:`Kept`), the numbering skips
-# the tiles between the kept keys and the window.
+# the tiles between the kept keys and the window. Under chunks, keys are read from a chunk on (:class:`FromChunk`).
 
-Reach = int | Kept | None
+Reach = int | Kept | FromChunk | None
 
 
 def read_range(length: int, reach: Reach) -> tuple[int, int]:
     """Keys (first, last + 1) of the window of a sequence of ``length`` keys; kept keys are not counted."""
+    if isinstance(reach, FromChunk):
+        return reach.first(length), length
     window = reach.window if isinstance(reach, Kept) else reach
     return (0 if window is None else max(length - window, 0)), length
 
@@ -48,6 +50,8 @@ def most_tiles(capacity: int, block_kv: int, reach: Reach = None) -> int:
     whole = num_tiles(capacity, block_kv)
     if isinstance(reach, Kept):
         return min(whole, -(-reach.keys // block_kv) + most_tiles(capacity, block_kv, reach.window))
+    if isinstance(reach, FromChunk):
+        reach = reach.most
     return whole if reach is None else min(whole, -(-(reach + block_kv - 1) // block_kv))
 
 
@@ -175,15 +179,16 @@ class Shares:
 
 def balanced_shares(
     lengths: Sequence[int], kv_heads: int, num_shares: int, block_kv: int, row_blocks: int = 1, *,
-    ragged: bool, min_shares: int, reach: Reach = None,
+    ragged: bool, min_shares: int, reach: Reach | Sequence[Reach] = None,
 ) -> Iterator[Span]:  # fmt: skip
     """The spans of every share, in order. ``ragged``: lengths may differ, and at least ``min_shares`` shares are
-    used (:class:`Shares`).
+    used (:class:`Shares`). ``reach``: of all sequences, or one of each.
 
     Order of the tiles: by sequence, then head, then block of query rows (more than one if the rows of a head do not
     fit one block), then key.
     """
-    tiles = [tiles_to_read(n, block_kv, reach) for n in lengths]
+    reaches = reach if isinstance(reach, Sequence) else [reach] * len(lengths)
+    tiles = [tiles_to_read(n, block_kv, own) for n, own in zip(lengths, reaches, strict=True)]
     total = sum(count for _, count in tiles) * kv_heads * row_blocks
     starts, at = [], 0
     for _, count in tiles:
@@ -200,6 +205,6 @@ def balanced_shares(
             item, inside = divmod(tile - starts[batch], count)
             last = min(count, inside + end - tile)
             kv_head, row_block = divmod(item, row_blocks)
-            keys = _keys(lengths[batch], first + inside, first + last, block_kv, reach)
+            keys = _keys(lengths[batch], first + inside, first + last, block_kv, reaches[batch])
             yield Span(share, batch, kv_head, row_block, *keys, inside == 0, last == count)
             tile += last - inside

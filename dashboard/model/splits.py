@@ -44,7 +44,7 @@ class Batch:
         assert plan.device is not None
         assert plan.split is not None
         p, config = plan.problem, plan.config
-        blocks, ragged = row_blocks(p, config), p.lengths.ragged
+        blocks, ragged = row_blocks(p, config), p.uneven
         return cls(
             lengths, p.kv_heads, blocks, config, plan.device, ragged, overhead, p.reach, plan.split.least
         )

@@ -45,6 +45,13 @@ SCORES = {
         (2, {"mask": masks.streaming(10_000, 3)}), (1, {"mask": masks.streaming(0, 100)}),
         (4, {"mask": masks.prefix(200)}),
     ],
+    "chunks": [(n, {"mask": masks.chunks(size)}) for n, size in ((3, 64), (7, 50), (1, 1), (2, 10_000))],
+    "exempt tokens of each sequence": [
+        (3, {"mask": lambda n: masks.streaming(np.resize([4, 0, 500, 130], len(n)), 60)}),
+        (2, {"mask": lambda n: masks.prefix(np.resize([0, 1000, 3, 70], len(n)))}),
+        (7, {"mask": lambda n: masks.global_window(np.maximum(n - 2, 0), 20, 0)}),
+        (1, {"mask": masks.global_window(3, 40, 0)}), (4, {"mask": masks.streaming(np.array([90]), 3)}),
+    ],
     "alibi, sink": [(1, {}), (3, {"window": (100, 0)}), (7, {"window": (40, 0)})],
 }  # fmt: skip
 
@@ -60,6 +67,8 @@ def test_executed_kernels(backend, kernel, scores):
         more = numbers_of_heads(of_heads, len(made["lengths"]), made.get("heads", 4)) if of_heads else {}
         more["softcap"] = None if scores == "none" else SOFTCAPS.get(kernel)
         for num_splits, changes in SCORES[scores]:
+            if callable(changes.get("mask")):
+                changes = {"mask": changes["mask"](np.array(made["lengths"]))}
             case = make_case(**made, **more, **changes)
             done = check(backend, case, kernel, num_splits, launches=1 + (num_splits == 2))
             parts = max(parts, int(done.records["q_block"].max()) + 1)
@@ -96,11 +105,17 @@ def test_every_config(backend, kernel, head_dim, few):
 
 
 @pytest.mark.parametrize(
-    "mask", [masks.streaming(4, 300), masks.streaming(200, 60), masks.prefix(500)], ids=str
-)
+    "mask",
+    [
+        masks.streaming(4, 300), masks.streaming(200, 60), masks.prefix(500), masks.chunks(100), masks.chunks(1024),
+        masks.streaming(np.array([900, 0, 3, 64]), 60), masks.prefix(np.array([0, 5, 100, 1000])),
+        masks.global_window(np.array([0, 2, 128, 2100]), 60, 0),
+    ],
+    ids=str,
+)  # fmt: skip
 @each("gpu")
-def test_first_keys(backend, kernel, mask):
-    """That a window does not hide, in pages and appended to. With a sink, and without."""
+def test_exempt_tokens_and_chunks(backend, kernel, mask):
+    """In pages and appended to. With a sink, and without."""
     for config, few, n in itertools.product(served(backend.device, kernel, 64), (None, "sink"), (1, 5)):
         of_heads = numbers_of_heads(few, 4, 4) if few else {}
         more = {"head_dim": 64, "tokens": 2, "new": 2, "page_size": 16, "mask": mask}
@@ -149,6 +164,31 @@ def test_without_any_room_the_sink_is_all(backend):
     out, lse = cufa.flash_decode(q, cache, cache, sink=sink, return_lse=True, device=backend.call_device)
     assert not backend.host(out).any()
     np.testing.assert_array_equal(backend.host(lse)[..., 0], [[0, 1, 2, 3]] * 2)
+
+
+@each("emulate", "gpu", kernels=["decode_split", "decode_balanced_tma"])
+def test_full_caches_under_numbers_of_each_sequence(backend, kernel):
+    """The host knows all lengths, but not how many tiles each sequence has."""
+    numbers = np.array([4, 300, 0])
+    for mask in (masks.streaming(numbers, 60), masks.global_window(numbers, 100, 0), masks.chunks(130)):
+        case = make_case([500] * 3, capacity=500, head_dim=64, mask=mask)
+        case.options["cache_seqlens"] = None
+        for num_splits in (1, 3):
+            check(backend, case, kernel, num_splits)
+
+
+@pytest.mark.parametrize("schedule", ["auto", "fixed", "balanced"])
+@backends("cpu", "gpu")
+def test_numbers_of_each_sequence_are_read_by_every_call(backend, schedule):
+    """Where the backend has them. On a GPU, their owner may change them between calls."""
+    for make in (masks.prefix, lambda n: masks.streaming(n, 20), lambda n: masks.global_window(n, 20, 0)):
+        numbers = backend.array(np.zeros(3, np.int32))
+        for values in ([300, 0, 70], [3, 200, 400]):
+            numbers[:] = backend.array(np.array(values, np.int32))
+            case = make_case([500, 333, 0], tokens=2, head_dim=64, mask=make(np.array(values)))
+            assert case.expected is not None and case.bound > 0  # before the mask is on a GPU
+            case.options["mask"] = make(numbers)
+            check_call(backend, case, schedule=schedule, num_splits=None if schedule == "auto" else 3)
 
 
 # --- Anything ---------------------------------------------------------------------------------------------
@@ -285,7 +325,8 @@ def test_a_wild_entry_of_the_block_table_stays_within_the_cache(wild):
     ("length", "scores", "keys"),
     [
         (512, {}, 512), (500, {"window": (0, 0)}, 4), (500, {"window": (99, 0)}, 100),
-        (500, {"window": (300, 0)}, 308), (2048, {"mask": masks.streaming(4, 99)}, None),
+        (500, {"window": (300, 0)}, 308), (500, {"mask": masks.chunks(100)}, 100),
+        (500, {"mask": masks.chunks(130)}, 116), (2048, {"mask": masks.streaming(4, 99)}, None),
     ],
     ids=str,
 )  # fmt: skip

@@ -19,9 +19,10 @@ from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS
 from cufa.kernels.decode import MAX_CLUSTER, TWO_STAGES, items
 from cufa.plan.planner import make_plan
+from cufa.problem.integers import Integers
 from cufa.problem.lengths import Cached
 from cufa.problem.mask import CAUSAL, Band
-from cufa.problem.problem import Kept, Problem
+from cufa.problem.problem import FromChunk, Kept, Problem
 from cufa.run.emulate.calls import run_plan
 from cufa.run.emulate.launch import Execution
 from cufa.schedule.decode import (
@@ -232,6 +233,29 @@ def test_tiles_are_those_of_both_ends():
                     assert sum(-(-(b - a) // 8) for a, b in ranges[:used]) == (count if length else 0)
 
 
+def test_tiles_are_those_from_the_first_tokens_chunk_on():
+    for length, size, tokens, new in itertools.product(range(0, 90, 3), (1, 7, 8, 33, 200), (1, 4), (0, 20)):
+        reach = FromChunk(size, tokens, new)
+        first = max(length - tokens, 0) // size * size
+        assert read_range(length, reach) == (min(first, max(length - new, 0)), length)
+        assert num_tiles(length, 8, reach) <= most_tiles(90, 8, reach)
+        for num_splits in (1, 2, 5):
+            used = used_splits(length, num_splits, 8, reach)
+            ranges = [split_range(length, num_splits, i, 8, reach) for i in range(num_splits)]
+            assert [k for r in ranges[:used] for k in range(*r)] == list(range(*read_range(length, reach)))
+
+
+def test_numbers_of_each_sequence_are_planned_as_the_most():
+    """Of which the kernel then reads fewer. Numbers on a GPU may be the whole cache."""
+    numbers = masks.streaming(np.array([4, 700]), 255)
+    one = dataclasses.replace(problem(2, 32, 8, 4096), mask=numbers)
+    assert one.uneven and one.kernel_reach == Kept(256, 700) and one.kernel_reach_of(0) == Kept(256, 4)
+    assert one.visible_capacity == 956
+    unknown = dataclasses.replace(one, mask=Band(255, 0, keep=Integers(None, (2,), "0" * 16)))
+    assert unknown.uneven and unknown.visible_capacity == 4096
+    assert not dataclasses.replace(one, mask=masks.streaming(700, 255)).uneven
+
+
 @pytest.mark.parametrize("kv_heads", [1, 8])
 @pytest.mark.parametrize(("batch", "ragged"), [(1, False), (4, False), (64, False), (1, True)])
 def test_a_window_is_planned_like_a_cache_as_long(batch, kv_heads, ragged):
@@ -254,14 +278,10 @@ def test_a_window_as_long_as_the_cache_is_none():
 
 
 @pytest.mark.parametrize(
-    ("mask", "why"),
-    [
-        (masks.streaming(np.array([3, 5]), 9), "one number of first keys for all sequences"),
-        (masks.prefix(np.array([3, 5])), "one number of first keys for all sequences"),
-        (masks.chunks(64), "serves band masks"),
-    ],
+    "mask", [masks.streaming(np.array([3, 5]), 9), masks.global_window(2, 9, 0), masks.chunks(64)], ids=str
 )
-def test_what_kernels_do_not_serve(mask, why):
-    with pytest.raises(ValueError, match=why):
-        cufa.plan_decode((2, 4, 1, 64), (2, 2, 300, 64), mask=mask, device="sm_90")
-    assert "CPU" in str(cufa.plan_decode((2, 4, 1, 64), (2, 2, 300, 64), mask=mask, device="cpu"))
+@pytest.mark.parametrize("schedule", ["auto", "fixed", "balanced"])
+def test_every_schedule_serves_chunks_and_numbers_of_each_sequence(mask, schedule):
+    shapes, how = ((2, 4, 1, 64), (2, 2, 300, 64)), {"mask": mask, "schedule": schedule}
+    assert cufa.plan_decode(*shapes, device="sm_90", **how).spec.uses_copy_engine
+    assert "CPU" in str(cufa.plan_decode(*shapes, device="cpu", **how))

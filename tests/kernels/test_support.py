@@ -48,10 +48,13 @@ def test_the_table_names_global_tokens_where_they_are_served(spec):
     dtypes = {"out_dtype": next(iter(spec.out_dtypes), None)}
     dtypes |= dict.fromkeys(("k_dtype", "v_dtype"), next(iter(spec.k_dtypes), None))
     problem = Problem(
-        1, 1, 1, 8, 64, spec.configs[0].min_head_dim, spec.dtypes[0], mask=masks.global_window(2, 4, 0),
+        1, 1, 1, 8, 64, max(spec.configs[0].min_head_dim, spec.head_dim_multiple), spec.dtypes[0],
+        mask=masks.global_window(2, 4, 0),
         precision=spec.precisions[0], operation=spec.operation, **dtypes,
         lengths=Cached() if spec.operation == "decode" else DENSE,
     )  # fmt: skip
+    if spec.scales and spec.operation == "decode":
+        problem = dataclasses.replace(problem, scales=("", "token", "token"))
     said = support.table([spec])
     assert ("all masks" in said or "global tokens" in said) == (refusal(spec, problem) is None)
 
@@ -79,6 +82,14 @@ def test_what_a_kernel_does_not_declare_is_refused(spec):
     assert "not float64" in (refusal(spec, dataclasses.replace(plain, dtype="float64")) or "")
     if spec.max_capability == 90:
         assert refusal(spec, plain, device=Device.typical("sm_80")) == "needs sm_90"
+
+
+def test_decode_kernels_serve_chunks_and_no_other_runs_of_rows():
+    spec = kernels_of("decode")["decode_split"]
+    problem = Problem(1, 1, 1, 1, 8, 64, "float16", masks.chunks(3), lengths=Cached(), operation="decode")
+    assert refusal(spec, problem) is None
+    other = dataclasses.replace(problem, mask=masks.evict([5] * 8))
+    assert "serves chunks, no other masks that hide" in (refusal(spec, other) or "")
 
 
 _ASSERTION = re.compile(r"static_assert\((.*?),\s*\"", re.DOTALL)

@@ -66,6 +66,7 @@ def assert_spans(plan: Plan, lengths: list[int], records: np.ndarray) -> None:
     """One record per span, saying what cufa.schedule.decode says."""
     keys, problem, expected = plan.config.block_kv, plan.problem, []
     blocks = row_blocks(problem, plan.config)
+    reaches = [problem.kernel_reach_of(b) for b in range(len(lengths))]
 
     def tiles(first: int, last: int) -> tuple[int, int]:
         """The first, and how many."""
@@ -76,7 +77,7 @@ def assert_spans(plan: Plan, lengths: list[int], records: np.ndarray) -> None:
         parts: dict[tuple[int, int], int] = {}
         for span in balanced_shares(
             lengths, problem.kv_heads, plan.split.count, keys, blocks, ragged=ragged_shares(plan),
-            min_shares=plan.split.least, reach=problem.kernel_reach,
+            min_shares=plan.split.least, reach=reaches,
         ):  # fmt: skip
             item = span.batch, span.kv_head * blocks + span.row_block
             part = parts[item] = parts.get(item, -1) + 1
@@ -84,8 +85,8 @@ def assert_spans(plan: Plan, lengths: list[int], records: np.ndarray) -> None:
     else:
         for b, n in enumerate(lengths):
             for item in range(problem.kv_heads * blocks):
-                for split in range(used_splits(n, plan.split.count, keys, problem.kernel_reach)):
-                    first, last = split_range(n, plan.split.count, split, keys, problem.kernel_reach)
+                for split in range(used_splits(n, plan.split.count, keys, reaches[b])):
+                    first, last = split_range(n, plan.split.count, split, keys, reaches[b])
                     block = split + plan.split.count * (item + problem.kv_heads * blocks * b)
                     expected.append((b, item, split, *tiles(first, last), block))
     got = records[["batch", "head", "q_block", "first_tile", "tiles_visited", "thread_block"]].tolist()

@@ -192,7 +192,7 @@ class Case:
             scales = [options[f"{x}_scale"] for x in "kv"]
             scales = [x for x in scales if x.shape == self.k_cache.shape[:3]]
         for b, n in enumerate(self.lengths):
-            seen = mask.dense(tokens, n).any(axis=0) if n else np.zeros(0, bool)
+            seen = mask.dense(tokens, n, b).any(axis=0) if n else np.zeros(0, bool)
             for at in self.places(b, np.flatnonzero(~seen[: n - (0 if new is None else new.shape[2])])):
                 for cache in (*caches, *scales):
                     cache[at[0], :, at[1]] = NAN_BITS if cache.dtype == np.uint8 else np.nan

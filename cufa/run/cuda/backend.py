@@ -141,7 +141,7 @@ class Binding:
             for name, x in plan.problem.mask_arrays.items()
         }
         for name, numbers in mask_arrays.items():
-            setattr(self._params.mask, name, numbers.data.ptr)
+            setattr(plan.operation.mask_members(self._params), name, numbers.data.ptr)
         block_order = plan.block_order
         if block_order is not None:
             mask_arrays["block_order"] = mask_uploads.device_array(block_order, prepared.device_id)

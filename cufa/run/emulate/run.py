@@ -94,7 +94,7 @@ def run_plan(
     if inside:
         params.trace += room.before
     for name, array in masks.items():
-        setattr(params.mask, name, array.address)
+        setattr(operation.mask_members(params), name, array.address)
     boxes = _fill_maps(plan, params, operands, own)
     entries = build.kernel(
         plan.spec.source_of(plan.config), {**plan.constants, **trace_constants(trace, bool(inside))},
