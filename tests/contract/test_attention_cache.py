@@ -55,7 +55,7 @@ CASES = [
     (EMULATE, "fa3", "float16", 64, 64, "tree, sink"),
     (EMULATE, "fa2", "float16", 64, 16, "tree of booleans"),
     (EMULATE, "fa3", "bfloat16", 128, 16, "tree of booleans"),
-    (EMULATE, "fa3", "float16", 192, 0, "tree of 64 tokens"),
+    (EMULATE, "fa3", "float16", 256, 0, "tree of 64 tokens"),
     (EMULATE, "fa3", "float16", 64, 16, "score"),
     (EMULATE, "fa2", "bfloat16", 64, 7, "score"),
     *[

@@ -86,17 +86,20 @@ def background(config: TileConfig, **case: Any) -> str:
         return backward("fa3", config, **{"heads": 5, "kv_heads": 5, **case})
 
 
-def in_pages() -> str:
-    """FA3's forward over pages, which the call first appends to."""
-    made = cache_case(16, 128, "float16")
+def in_pages(tree: bool = False) -> str:
+    """FA3's forward over pages, which the call first appends to. ``tree``: each new token has two children; the new
+    tokens of a sequence lie in two tiles."""
+    made = cache_case(16, 256 if tree else 128, "float16")
+    parents = np.tile((np.arange(64, dtype=np.int32) - 1) // 2, (len(made.operands["cache_seqlens"]), 1))
+    mask: dict[str, Any] = {"tree": parents} if tree else {"causal": True}
 
     def check(run: Emulation) -> None:
-        assert_attention_of(made, run.out)
+        assert_attention_of(made, run.out, **mask)
 
     for schedule in ("ascending", "descending", 5):
         operands = {x: np.array(made.operands[x]) for x in made.operands}
         run = partial(
-            emulate, **operands, causal=True, algorithm="fa3", mode="checked", schedule=schedule, trace=False
+            emulate, **operands, **mask, algorithm="fa3", mode="checked", schedule=schedule, trace=False
         )
         if kinds := kinds_of(run, check):
             return kinds
