@@ -118,8 +118,8 @@ struct IrregularMask : TokenSets {
   // `band` is that of sequence `batch`. `member`: which head of the query group. Bits may differ between them.
   DEVICE IrregularMask(const Params& p, const Band<KIND>& band, int batch, int kv_head, int member)
       : TokenSets{}, rows(band.rows), keys(band.keys), first(band.first), last(band.last), workspace(p),
-        first_run(workspace.of_head(p.mask, RUNS > 0 ? mask_index(p, batch) : batch, kv_head)), run_offset(offset_of_runs(p, band)),
-        line_places(places_of_line(p)) {
+        first_run(workspace.of_head(p.mask, RUNS > 0 ? mask_index(p, batch) : batch, kv_head)),
+        run_offset(offset_of_runs(p, band)), line_places(places_of_line(p)) {
     if constexpr (SETS) {
       const int sequence = mask_index(p, batch);
       auto of_sequence = [&](const i32* values, i32 all) {
