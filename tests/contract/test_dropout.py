@@ -231,6 +231,22 @@ def test_errors_name_the_argument(call, given, error, words):
     assert words in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("options", "tiles"),
+    [
+        ({"causal": True}, (192, 64)),
+        ({"causal": True, "dropout": 0.1}, (128, 128)),
+        ({"dropout": 0.1}, (192, 64)),
+    ],
+)
+def test_tiles_of_long_calls_on_hopper(options, tiles):
+    """Where consumers draw, three with narrow tiles are slower than two with wide ones: measured for causal calls."""
+    config = cufa.plan(
+        (2, 32, 8192, 128), (2, 8, 8192, 128), dtype="float16", device="sm_90", **options
+    ).config
+    assert (config.block_q, config.block_kv) == tiles
+
+
 def test_what_dropout_does_not_go_with_is_named():
     q, k, v = make_inputs(1, 2, 2, 5, 6, 8, "float16")
     with pytest.raises(ValueError, match="dropout= does not go with keys in a cache"):
