@@ -98,6 +98,10 @@ _SHORT = 2048
 TWO_STAGES = _decode_config(16, 16, 8, 2, min_head_dim=72, max_head_dim=128, tma=True)
 
 
+#: Blocks of 16 rows that share a key/value head read its keys once each, all but the first from L2. Up to this many
+#: bytes of such reads, and up to this many blocks, they are faster than one block of taller tiles.
+_READ_AGAIN, _MOST_READERS = 64 << 20, 8
+
 #: More rows than one warp takes, on 8 warps.
 _TALL = _decode_config(64, 32, 8, 2, row_warps=4, fold=False)
 
@@ -240,15 +244,19 @@ class DecodeSplit(Kernel):
         return {"k_cache": box, "v_cache": box}
 
     def choose(self, problem: Problem, fitting: tuple[DecodeConfig, ...], device: Device) -> DecodeConfig:
-        """The first that holds all packed rows, else the first of the tallest. Four warps for short or ragged caches:
-        of several blocks per SM, one works while another begins or ends. Two stages if memory is slow; then, with
-        more work items than SMs, caches of 1,024 tokens are not short.
+        """The first that holds all packed rows, else the first of the tallest; tiles of 16 rows where several blocks
+        may read the keys. Four warps for short or ragged caches: of several blocks per SM, one works while another
+        begins or ends. Two stages if memory is slow, or blocks read from L2; if it is slow, with more work items than
+        SMs, caches of 1,024 tokens are not short.
         """
         fitting = tuple(
             config for config in fitting if not config.cluster_merge
         )  # the planner decides on clusters
         if problem.invariant:
             fitting = self._alike(fitting)
+        if self._read_again(problem):
+            short_tiles = [config for config in fitting if config.block_q == 16]
+            return TWO_STAGES if TWO_STAGES in short_tiles else short_tiles[0]
         most = max(config.block_q for config in fitting)
         tall = min((c.block_q for c in fitting if c.block_q >= problem.rows), default=most)
         holding = [config for config in fitting if config.block_q == tall]
@@ -259,6 +267,13 @@ class DecodeSplit(Kernel):
         if problem.visible_capacity <= short or (problem.lengths.ragged and problem.batch > 1):
             return min(holding, key=lambda config: config.num_warps)
         return TWO_STAGES if two_stages else holding[0]
+
+    @staticmethod
+    def _read_again(problem: Problem) -> bool:
+        """Whether several blocks of 16 rows read the keys of one head: the conditions at ``_READ_AGAIN``."""
+        again = ceil_div(problem.rows, 16) - 1
+        alike = not problem.invariant and (problem.batch == 1 or not problem.lengths.ragged)
+        return alike and 0 < again < _MOST_READERS and problem.kv_bytes() * again <= _READ_AGAIN
 
     @staticmethod
     def _alike(fitting: tuple[DecodeConfig, ...]) -> tuple[DecodeConfig, ...]:

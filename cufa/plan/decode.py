@@ -196,8 +196,7 @@ class Decode(Operation):
                 found = dataclasses.replace(
                     problem, k_dtype=k_dtype, v_dtype=k_dtype, operation="decode", **optional
                 )
-                plain = softcap is None and not found.alibi
-                for mode in kernel.scales.get("k", ()) if plain else ():
+                for mode in () if found.alibi else kernel.scales.get("k", ()):
                     own = dataclasses.replace(
                         lengths, quantize_new=mode == "token" and lengths.new_tokens > 0
                     )

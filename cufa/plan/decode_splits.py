@@ -10,7 +10,7 @@ import math
 
 from ..gpu.architectures import Device
 from ..kernels import TileConfig
-from ..kernels.decode import MAX_CLUSTER, TWO_STAGES, items
+from ..kernels.decode import MAX_CLUSTER, TWO_STAGES, items, row_blocks
 from ..problem.problem import Problem
 from ..schedule.decode import WAVES, most_tiles, num_tiles
 from ..schedule.schedule import used_of
@@ -24,7 +24,8 @@ _FULL_WAVES = 0.95
 _ITEM_BYTES = 4 << 20
 
 #: Cost of one more partial result in the merge, as the bytes of keys and values that a block of 16 rows reads in this
-#: time. A block of 64 rows reads a quarter as fast; its merge takes no longer, because many blocks share it.
+#: time. A block of 64 rows reads a quarter as fast; its merge takes no longer, because many blocks share it. Blocks of
+#: 16 rows that share a key/value head read from L2, 1.5 times as fast.
 _MERGE_BYTES = 20_000
 
 #: Up to this size of the cache, in bytes per block of a cluster, a merge in clusters on half of the SMs is faster than
@@ -142,7 +143,7 @@ def _worth_splitting(problem: Problem, device: Device, config: TileConfig) -> in
     """Splits of each sequence: the optimum of read and merge, limited to one wave and to about two tiles or more per
     split. With n splits, a read takes bytes/n and a merge takes n × the bytes of ``merge_bytes``: n is a square
     root."""
-    worth = math.isqrt(item_bytes(problem) // merge_bytes(config))
+    worth = math.isqrt(item_bytes(problem) // merge_bytes(problem, config))
     return max(1, min(_one_wave(problem, device, config), worth))
 
 
@@ -151,9 +152,10 @@ def item_bytes(problem: Problem) -> int:
     return problem.kv_bytes() // (problem.batch * problem.kv_heads)
 
 
-def merge_bytes(config: TileConfig) -> int:
+def merge_bytes(problem: Problem, config: TileConfig) -> int:
     """Cost of one more partial result in the merge, as the bytes that a block reads in this time."""
-    return _MERGE_BYTES * 16 // config.block_q
+    several = config.block_q == 16 and row_blocks(problem, config) > 1
+    return _MERGE_BYTES * (3 if several else 2) * 8 // config.block_q
 
 
 def _one_wave(problem: Problem, device: Device, config: TileConfig) -> int:

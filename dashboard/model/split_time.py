@@ -82,7 +82,7 @@ def load_of(plan: Plan, lengths: tuple[int, ...] | None = None) -> Load:
     total = _bytes(problem.kv_bytes(), lengths, problem.seqlen_k * problem.batch)
     tile = config.block_kv * problem.kv_bytes() / (problem.batch * problem.kv_heads * _read_keys(plan))
     through_memory = parts > 1 and all(launch.cluster == 1 for launch in plan.launches)
-    return Load(total, span * tile, parts * merge_bytes(config) if through_memory else 0.0)
+    return Load(total, span * tile, parts * merge_bytes(problem, config) if through_memory else 0.0)
 
 
 def _bytes(all_of_them: int, lengths: tuple[int, ...] | None, keys: int) -> float:

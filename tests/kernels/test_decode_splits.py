@@ -93,6 +93,25 @@ def test_splits_as_measured_on_an_h200(shape, splits, in_cluster):
     assert len(plan.launches) == 1 and (plan.workspace == 0) == (in_cluster or splits == 1)
 
 
+@pytest.mark.parametrize(
+    ("shape", "rows", "splits", "in_cluster"),
+    [
+        ((1, 64, 1, 1 << 10), 16, 8, True),
+        ((1, 64, 1, 16 << 10), 16, 8, True),
+        ((1, 128, 4, 16 << 10), 16, 8, True),
+        ((1, 32, 1, 64 << 10), 16, 32, False),
+        ((1, 64, 1, 64 << 10), 64, 79, False),  # 100 MB would be read again
+        ((4, 64, 1, 16 << 10), 64, 32, False),
+    ],
+)
+def test_blocks_of_16_rows_read_short_caches_again(shape, rows, splits, in_cluster):
+    """As measured on an H200 (2026-11-28): several blocks per key/value head against one of taller tiles."""
+    plan = make_plan(problem(*shape), H200)
+    found = plan.config.block_q, plan.split.count, plan.config.cluster_merge
+    assert found == (rows, splits, in_cluster) and plan.split.kind == "fixed"
+    assert make_plan(dataclasses.replace(problem(*shape), invariant=True), H200).config.block_q >= 32
+
+
 def cut(asked: Problem, device: Device) -> tuple[str, int, int, int]:
     """Fixed splits or shares, how many, warps and stages."""
     plan = make_plan(asked, device)
@@ -132,7 +151,7 @@ def test_two_stages_and_whole_items_where_memory_is_slow(shape, slow, usual):
 
 
 def test_only_slow_memory_is_read_in_two_stages():
-    """The tiles are there for `cufa tune` and by name on other cards, last of the kernels' tiles."""
+    """Else one block reads the keys. The tiles are there for `cufa tune` and by name, last of the kernels' tiles."""
     for batch, capacity in itertools.product((1, 8, 32, 64, 128, 512), (512, 2048, 4096, 32 << 10)):
         for ragged in (False, True):
             plan = make_plan(problem(batch, 32, 8, capacity, ragged), H200)
