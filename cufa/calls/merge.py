@@ -72,6 +72,14 @@ def merge_attention_states(
     return out, lse.swapaxes(1, 2) if layout == "bshd" else lse
 
 
+def merge_into(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any, with_lse: bool) -> None:
+    """Write the merged out over ``out_b``, and over ``lse_b`` its lse if ``with_lse``: for results of our own calls."""
+    if is_device_array(out_a):
+        _merge_on_gpu(out_a, lse_a, out_b, lse_b, out_b, lse_b, with_lse)
+    else:
+        out_b[...], lse_b[...] = _merge_on_cpu(out_a, lse_a, out_b, lse_b)
+
+
 @np.errstate(all="ignore")
 def _merge_on_cpu(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> tuple[Any, Any]:
     wide = _compute_dtype(out_a, lse_a)
@@ -140,10 +148,15 @@ def _kernels(wide: str) -> tuple[Any, Any]:
     )
 
 
-def _merge_on_gpu(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> tuple[Any, Any]:
+def _merge_on_gpu(
+    out_a: Any, lse_a: Any, out_b: Any, lse_b: Any, out: Any = None, lse: Any = None, with_lse: bool = True
+) -> tuple[Any, Any]:
+    """(out, lse), where they are given over these arrays, which may be the inputs themselves."""
     import cupy
 
     merge_out, merge_lse = _kernels("double" if _compute_dtype(out_a, lse_a) is np.float64 else "float")
     with cupy.cuda.Device(out_a.data.device_id):
-        out = merge_out(out_a, lse_a[..., None], out_b, lse_b[..., None])
-        return out, merge_lse(lse_a, lse_b)
+        out = merge_out(out_a, lse_a[..., None], out_b, lse_b[..., None], *([] if out is None else [out]))
+        if with_lse:  # last: out is computed from both inputs' lse
+            lse = merge_lse(lse_a, lse_b, *([] if lse is None else [lse]))
+        return out, lse

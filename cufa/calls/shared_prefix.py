@@ -18,7 +18,7 @@ from ..problem.checks import as_array, is_device_array, module_of
 from . import arrays
 from .dispatch import cuda_module
 from .forward import flash_attention
-from .merge import merge_attention_states
+from .merge import merge_into
 from .shapes import LAYOUTS, check_layout
 
 #: Options of the call over a prefix: options that change scores, and options that say how an e4m3 cache is read.
@@ -51,8 +51,10 @@ def decode(
             adjacent = own[-1] - own[0] + 1 == len(own)
             members: Any = slice(own[0], own[-1] + 1) if adjacent else xp.asarray(own)
             state = _over_prefix(flash_decode, bits[members], q.dtype, caches, pages[number], options)
-            merged, lse[members] = merge_attention_states(*state, tail[members].view(q.dtype), lse[members])
-            tail[members] = _bits(merged)
+            own_tail, own_lse = tail[members], lse[members]  # of adjacent sequences, views
+            merge_into(*state, own_tail.view(q.dtype), own_lse, return_lse)
+            if not adjacent:
+                tail[members], lse[members] = own_tail, own_lse
     return (result, result_lse) if return_lse else result
 
 
