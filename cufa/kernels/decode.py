@@ -98,8 +98,8 @@ _SHORT = 2048
 TWO_STAGES = _decode_config(16, 16, 8, 2, min_head_dim=72, max_head_dim=128, tma=True)
 
 
-#: Blocks of 16 rows that share a key/value head read its keys once each, all but the first from L2. Up to this many
-#: bytes of such reads, and up to this many blocks, they are faster than one block of taller tiles.
+#: Two blocks of 16 rows that share a key/value head, and read its keys once each, are faster than one of taller tiles.
+#: Up to eight blocks are, too, while all but the first read at most this many bytes, which then come from L2.
 _READ_AGAIN, _MOST_READERS = 64 << 20, 8
 
 #: More rows than one warp takes, on 8 warps.
@@ -127,7 +127,6 @@ def _box_configs() -> tuple[DecodeConfig, ...]:
         _decode_config(16, 16, 8, 3, max_head_dim=128, tma=True),
         _decode_config(16, 16, 4, 3, blocks_per_sm=2, max_head_dim=128, tma=True),
         _decode_config(16, 16, 4, 3, min_head_dim=136, tma=True),
-        _decode_config(32, 16, 4, 3, row_warps=2, blocks_per_sm=2, max_head_dim=128, tma=True),
         _decode_config(64, 16, 8, 3, row_warps=2, max_head_dim=128, fold=False, tma=True),
         _decode_config(64, 16, 8, 3, row_warps=4, min_head_dim=136, fold=False, tma=True),
         TWO_STAGES,  # last: planned only if memory is slow
@@ -272,8 +271,10 @@ class DecodeSplit(Kernel):
     def _read_again(problem: Problem) -> bool:
         """Whether several blocks of 16 rows read the keys of one head: the conditions at ``_READ_AGAIN``."""
         again = ceil_div(problem.rows, 16) - 1
-        alike = not problem.invariant and (problem.batch == 1 or not problem.lengths.ragged)
-        return alike and 0 < again < _MOST_READERS and problem.kv_bytes() * again <= _READ_AGAIN
+        if problem.invariant or problem.head_dim > 128 or not 0 < again < _MOST_READERS:
+            return False
+        ragged = problem.lengths.ragged and problem.batch > 1
+        return again == 1 or (not ragged and problem.kv_bytes() * again <= _READ_AGAIN)
 
     @staticmethod
     def _alike(fitting: tuple[DecodeConfig, ...]) -> tuple[DecodeConfig, ...]:

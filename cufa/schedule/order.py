@@ -41,13 +41,13 @@ ALIKE = 1.1
 #: Bytes of keys and values that stay in the L2 cache of a GPU (H200: 50 MB) among all other data.
 L2_SHARE = 24 << 20
 
-#: A head batch that fits in the L2 cache is preferred up to this time, relative to the best batch: on fast memory, and
-#: on slow memory or for wide heads that read much. Third: on slow memory, a smaller batch is preferred up to this time,
-#: relative to the best that fits.
-_CACHED, _CACHED_SLOW, _SMALLER_SLOW = 1.02, 1.04, 1.02
+#: A head batch that fits in the L2 cache is preferred up to this time, relative to the best batch: on fast memory; on
+#: slow memory or for wide heads that read much; for heads that read much and share no keys. Fourth: on slow memory, a
+#: smaller batch is preferred up to this time, relative to the best that fits.
+_CACHED, _CACHED_SLOW, _CACHED_MUCH, _SMALLER_SLOW = 1.02, 1.04, 1.12, 1.02
 
-#: Heads of more than 128 columns read much if keys and values of all are this many times L2_SHARE: in one head batch
-#: each query block would read them from memory.
+#: Heads read much if keys and values of all are this many times L2_SHARE: in one head batch each query block would read
+#: them from memory, which takes up to 1.19 times as long.
 _MUCH = 8
 
 #: With more work items, the last of the many rounds does not matter: the size of a head batch is not searched.
@@ -213,28 +213,28 @@ def _taker(index: Ints, num_blocks: int) -> Ints:
 def head_batch_size(problem: Problem, schedule: Schedule, num_blocks: int, slow_memory: bool) -> int:
     """Heads of a head batch of ``num_blocks`` persistent blocks: :func:`best_head_batch` for a problem."""
     by_length = longest_first(problem, schedule) is not None
-    heads = problem.batch * problem.heads
-    wide = (
-        problem.head_dim > 128
-    )  # narrower heads gain nothing from the other rules: cuda_src/forward/fa3/NOTES.md
-    read_much = wide and heads * head_bytes(problem) > _MUCH * L2_SHARE
+    heads, wide = problem.batch * problem.heads, problem.head_dim > 128
+    much = heads * head_bytes(problem) > _MUCH * L2_SHARE
+    # Narrower heads on slow memory gain nothing from the other rules: cuda_src/forward/fa3/NOTES.md.
+    limit = _CACHED_SLOW if wide and (slow_memory or much) else _CACHED
+    if much and problem.group_size == 1:
+        limit = _CACHED_MUCH
     return best_head_batch(
-        schedule, heads, num_blocks, head_bytes(problem), by_length, wide and slow_memory, read_much
+        schedule, heads, num_blocks, head_bytes(problem), by_length, wide and slow_memory, limit
     )
 
 
 @functools.lru_cache(maxsize=256)
 def best_head_batch(
     schedule: Schedule, heads: int, num_blocks: int, head_bytes: int, by_length: bool = False,
-    slow_memory: bool = False, read_much: bool = False,
+    slow_memory: bool = False, limit: float = _CACHED,
 ) -> int:  # fmt: skip
     """The head batch size with the shortest simulated run. A batch whose keys and values fit in the L2 cache is
-    preferred if the run takes at most 2% longer; with ``slow_memory``
-    (:attr:`~cufa.gpu.architectures.Device.slow_memory`) or ``read_much``, 4%. Of sizes with equal times, the largest is
-    chosen.
+    preferred if the run takes at most ``limit`` times as long. Of sizes with equal times, the largest is chosen.
 
-    On slow memory, of the batches within 2% of the best that fits, the smallest is chosen: small batches spread the
-    reads of keys and values over time. Measurements: cuda_src/forward/fa3/NOTES.md.
+    On slow memory (:attr:`~cufa.gpu.architectures.Device.slow_memory`), of the batches within 2% of the best that fits,
+    the smallest is chosen: small batches spread the reads of keys and values over time. Measurements:
+    cuda_src/forward/fa3/NOTES.md.
 
     ``heads``: query heads of all sequences. ``head_bytes``: bytes of one head's keys and values. ``by_length``: query
     blocks go in the order of :func:`longest_first`.
@@ -254,7 +254,7 @@ def best_head_batch(
             ends[size] = makespan(order, order.tiles(schedule) + ITEM_COST, num_blocks)
     cached = [n for n in ends if n <= fitting]
     best = min(ends.values())
-    if min(ends[n] for n in cached) <= (_CACHED_SLOW if slow_memory or read_much else _CACHED) * best:
+    if min(ends[n] for n in cached) <= limit * best:
         best = min(ends[n] for n in cached)
         if slow_memory:
             return min(n for n in cached if ends[n] <= _SMALLER_SLOW * best)
