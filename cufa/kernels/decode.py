@@ -98,9 +98,9 @@ _SHORT = 2048
 TWO_STAGES = _decode_config(16, 16, 8, 2, min_head_dim=72, max_head_dim=128, tma=True)
 
 
-#: Two blocks of 16 rows that share a key/value head, and read its keys once each, are faster than one of taller tiles.
-#: Up to eight blocks are, too, while all but the first read at most this many bytes, which then come from L2.
-_READ_AGAIN, _MOST_READERS = 64 << 20, 8
+#: Blocks of 16 rows that share a key/value head read its keys once each, all but the first from L2: faster than one block
+#: of taller tiles while the others read at most this many bytes, two blocks and up to eight.
+_READ_AGAIN = {2: 160 << 20} | dict.fromkeys(range(3, 9), 64 << 20)
 
 #: More rows than one warp takes, on 8 warps.
 _TALL = _decode_config(64, 32, 8, 2, row_warps=4, fold=False)
@@ -270,11 +270,10 @@ class DecodeSplit(Kernel):
     @staticmethod
     def _read_again(problem: Problem) -> bool:
         """Whether several blocks of 16 rows read the keys of one head: the conditions at ``_READ_AGAIN``."""
-        again = ceil_div(problem.rows, 16) - 1
-        if problem.invariant or problem.head_dim > 128 or not 0 < again < _MOST_READERS:
-            return False
-        ragged = problem.lengths.ragged and problem.batch > 1
-        return again == 1 or (not ragged and problem.kv_bytes() * again <= _READ_AGAIN)
+        readers = ceil_div(problem.rows, 16)
+        alike = not problem.invariant and (problem.batch == 1 or not problem.lengths.ragged)
+        most = _READ_AGAIN.get(readers, 0) if alike and problem.head_dim <= 128 else 0
+        return problem.kv_bytes() * (readers - 1) <= most and readers > 1
 
     @staticmethod
     def _alike(fitting: tuple[DecodeConfig, ...]) -> tuple[DecodeConfig, ...]:

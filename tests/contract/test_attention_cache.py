@@ -89,11 +89,12 @@ def test_each_sequence_is_a_call_of_its_own(backend, algorithm, dtype, head_dim,
     """Against the reference; on a GPU, without splits, a sequence has the same bits alone and beside others."""
     case, options = cache_case(page_size, head_dim, dtype), OPTIONS[name]
     operands = {name: np.array(x) for name, x in case.operands.items()}
-    out, after = _call(backend, operands, algorithm=algorithm, **options)
+    how = {"algorithm": algorithm, "num_splits": None if backend is EMULATE else 1}
+    out, after = _call(backend, operands, **how, **options)
     assert_attention_of(case, out, **options)
     if backend is EMULATE:
         return
-    padded, _ = _call(backend, case.padded(), algorithm=algorithm, num_splits=1, **options)
+    padded, _ = _call(backend, case.padded(), **how, **options)
     case.operands.update(
         k=backend.host(after["k"]), v=backend.host(after["v"])
     )  # the new tokens are there now
@@ -102,7 +103,7 @@ def test_each_sequence_is_a_call_of_its_own(backend, algorithm, dtype, head_dim,
         assert backend is CPU or padded[b, :, :new].swapaxes(0, 1).tobytes() == beside.tobytes()
         if new:
             own = {name: x[b : b + 1] if name == "tree" else x for name, x in options.items()}
-            alone, _ = _call(backend, case.alone(b), algorithm=algorithm, **own)
+            alone, _ = _call(backend, case.alone(b), **how, **own)
             np.testing.assert_allclose(
                 alone.astype(float), beside.astype(float), atol=1e-5 if backend is CPU else 0
             )

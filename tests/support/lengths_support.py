@@ -103,6 +103,7 @@ class Ragged:
             return
         size = np.abs(expected).max(initial=1)
         tolerance = TOLERANCE[str(self.inputs[0].dtype)] * (1 + size)
+        tolerance *= 2 if name == "dsink" else 1  # a sum over the rows of all sequences
         np.testing.assert_allclose(got.astype(np.float64), expected, atol=tolerance, rtol=0, err_msg=name)
         assert not got[expected == 0].astype(np.float64).any() or name == "dsink", f"{name}: zeros are exact"
 
