@@ -98,9 +98,12 @@ _SHORT = 2048
 TWO_STAGES = _decode_config(16, 16, 8, 2, min_head_dim=72, max_head_dim=128, tma=True)
 
 
-#: Blocks of 16 rows that share a key/value head read its keys once each, all but the first from L2: faster than one block
-#: of taller tiles while the others read at most this many bytes, two blocks and up to eight.
+#: By the number of blocks of 16 rows that share a key/value head: they read its keys once each, all but the first from
+#: L2. This is faster than one block of taller tiles while the others read at most so many bytes.
 _READ_AGAIN = {2: 160 << 20} | dict.fromkeys(range(3, 9), 64 << 20)
+
+#: For e4m3 caches only: 16-bit ones are read faster in tiles of 16 or 64 rows.
+_HALF_TALL = _decode_config(32, 16, 4, 3, row_warps=2, blocks_per_sm=2, max_head_dim=128, tma=True)
 
 #: More rows than one warp takes, on 8 warps.
 _TALL = _decode_config(64, 32, 8, 2, row_warps=4, fold=False)
@@ -127,6 +130,7 @@ def _box_configs() -> tuple[DecodeConfig, ...]:
         _decode_config(16, 16, 8, 3, max_head_dim=128, tma=True),
         _decode_config(16, 16, 4, 3, blocks_per_sm=2, max_head_dim=128, tma=True),
         _decode_config(16, 16, 4, 3, min_head_dim=136, tma=True),
+        _HALF_TALL,
         _decode_config(64, 16, 8, 3, row_warps=2, max_head_dim=128, fold=False, tma=True),
         _decode_config(64, 16, 8, 3, row_warps=4, min_head_dim=136, fold=False, tma=True),
         TWO_STAGES,  # last: planned only if memory is slow
@@ -137,8 +141,7 @@ def _configs(tma: bool, fp8: bool, balanced: bool) -> tuple[DecodeConfig, ...]:
     """Fixed splits may be merged in Hopper's clusters. Stages of an e4m3 cache are half as large: always three.
     Shares of wide e4m3 heads need more registers than tall tiles leave a thread: they have 4 warps."""
     configs = _box_configs() if tma else _cp_async_configs()
-    if fp8:
-        configs = tuple(config for config in configs if config != TWO_STAGES)
+    configs = tuple(config for config in configs if config != (TWO_STAGES if fp8 else _HALF_TALL))
     if tma and not balanced:
         configs += tuple(config.merged_in_cluster() for config in configs)
     if fp8 and balanced and not tma:
