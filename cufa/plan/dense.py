@@ -23,7 +23,13 @@ from ..problem.integers import Integers
 from ..problem.lengths import Cached, Packed, Padded
 from ..problem.mask import CAUSAL, FULL, Band
 from ..problem.problem import MAX_SIZE, Problem, default_scale
-from ..schedule.key_order import has_head_batches, has_small_head_batches, head_batches
+from ..schedule.key_order import (
+    has_head_batches,
+    has_listed_tickets,
+    has_small_head_batches,
+    head_batches,
+    listed_batches,
+)
 from .candidates import serving_configs, tuning_key
 from .operation import (
     CACHE,
@@ -259,6 +265,8 @@ class Backward(DenseOperation):
     def scalars(self, plan: Plan, arrays: Arrays) -> dict[str, int | float]:
         p, config = plan.problem, plan.config
         found = {**super().scalars(plan, arrays), "scale": p.scale}
+        if has_listed_tickets(p):
+            return {**found, **listed_batches(p, -(-p.seqlen_k // config.block_kv)).scalars()}
         if not has_head_batches(p):
             return found
         # Persistent blocks never use small head batches.

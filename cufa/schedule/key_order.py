@@ -12,16 +12,18 @@ import numpy as np
 
 from ..gpu.architectures import Device
 from ..problem.problem import Problem
-from .order import L2_SHARE, Order, even_batch, head_blocks, items_in_batches
+from .order import L2_SHARE, Ints, Order, even_batch, head_blocks, items_in_batches
 from .schedule import Schedule
 
 
 def key_blocks(problem: Problem, schedule: Schedule) -> Order:
     """A thread block per key block and key/value head (backward): ``key_item`` of backward/common/schedule.cuh."""
     heads, columns = problem.batch * problem.kv_heads, schedule.num_kv_blocks
-    if (
-        problem.deterministic
-    ):  # from the last key block to the first: a block adds to dQ after the later key blocks
+    # With a fixed addition order, from the last key block to the first: a block adds to dQ after the later key blocks.
+    if has_listed_tickets(problem):
+        first, members, rest = _of_head_batches(columns, heads, listed_batches(problem, columns))
+        return Order(columns - 1 - rest // members, first + rest % members)
+    if problem.deterministic:
         in_batches = items_in_batches(columns, heads, 1, deterministic_batch(problem))
         return dataclasses.replace(in_batches, thread_block=None)
     block, head = head_blocks(problem, columns, heads, _bytes_of_queries(problem))
@@ -89,6 +91,26 @@ def has_head_batches(problem: Problem) -> bool:
     return not (problem.deterministic or problem.mask.irregular_kind or problem.lengths.ragged)
 
 
+def has_listed_tickets(problem: Problem) -> bool:
+    """Whether the addition order is fixed and does not follow from a band: ``LISTED_TICKETS`` of the same file."""
+    return bool(problem.deterministic and problem.mask.irregular_kind)
+
+
+def listed_batches(problem: Problem, key_blocks: int) -> HeadBatches:
+    """The head batches where tickets are listed. ``key_blocks``: of a head.
+
+    Of :func:`deterministic_batch` heads. If a key is seen by less than a quarter of the rows (several documents), the
+    last batch has at least ``_LAST_ITEMS`` key blocks: few blocks run beside the long ones at the end of a batch. With
+    more rows, dQ of a large batch would leave the L2 cache.
+    """
+    heads, size = problem.batch * problem.kv_heads, deterministic_batch(problem)
+    narrow = (
+        4 * problem.all_visible_scores < problem.batch * problem.heads * problem.seqlen_q * problem.seqlen_k
+    )
+    last = min(heads, -(-_LAST_ITEMS // max(key_blocks, 1))) if narrow else 1
+    return HeadBatches(size, (heads - last) // size, 0, 0)
+
+
 def has_small_head_batches(problem: Problem, device: Device) -> bool:
     """Whether head batches have at most two heads, provided that each thread block takes one key block. Conditions:
     slow memory, later rows see more keys, head dims above 96, and no query groups.
@@ -125,11 +147,15 @@ def key_blocks_in_batches(
     compute one key block together."""
     heads, columns = problem.batch * problem.kv_heads, schedule.num_kv_blocks
     batches = head_batches(problem, columns * cluster, small)
+    first, members, rest = _of_head_batches(columns, heads, batches)
+    if not problem.later_rows_see_more:
+        return Order(rest % columns, first + rest // columns)
+    return Order(rest // members, first + rest % members)
+
+
+def _of_head_batches(columns: int, heads: int, batches: HeadBatches) -> tuple[Ints, Ints, Ints]:
+    """Of each item: the first head of its batch, the heads of its batch, and its index in its batch."""
     size, whole = batches.size, batches.whole
     index = np.arange(columns * heads)
     first = np.minimum(index // (size * columns), whole) * size
-    rest = index - first * columns
-    if not problem.later_rows_see_more:
-        return Order(rest % columns, first + rest // columns)
-    members = np.where(first == whole * size, heads - first, size)
-    return Order(rest // members, first + rest % members)
+    return first, np.where(first == whole * size, heads - first, size), index - first * columns

@@ -10,6 +10,7 @@ from decode_kernel_support import operands_of, plan_of, splits
 from decode_support import make_case as make_decode_case
 from support import assert_attention, forward_operands, make_inputs, plan_with_blocks
 
+from cufa import masks
 from cufa.build.compiler import keeps_logs
 from cufa.build.phases import PHASES, PRODUCTS, Logs, Room, intervals, mistakes, visited
 from cufa.kernels import KERNELS
@@ -151,6 +152,25 @@ def test_backward(mask, algorithm, head_dim):
         "QUERY_GRADIENTS",
         "ADD",
     } <= set(phases)
+
+
+def test_a_fixed_order_begins_with_the_rows_of_the_document_before():
+    """Where a document begins in a block of 128 keys, the block visits its first two tiles of 64 queries of both heads,
+    then all other tiles."""
+    mask = masks.documents([140, 260])
+    case = make_backward_case(1, 4, 2, 400, 400, 128, mask=mask)
+    run = emulate_backward(
+        *case.arrays, mask=mask, deterministic=True, algorithm="fa3", mode="checked", inside=True
+    )
+    assert not run.findings, "\n".join(map(str, run.findings))
+    assert run.inside is not None
+    of_items = visited(assert_sound(run.inside))
+    parts = {0: [[0, 1, 2]], 1: [[2, 3], [4, 5, 6]], 2: [[4, 5, 6]], 3: [[6]]}  # query tiles, by key block
+    for item, record in enumerate(run.inside.items):
+        heads = 2 * int(record["head"]), 2 * int(record["head"]) + 1
+        wanted = [head << 12 | x for part in parts[int(record["q_block"])] for head in heads for x in part]
+        for found in of_items[item].values():
+            assert list(found) == wanted
 
 
 def test_what_has_no_room_is_told():

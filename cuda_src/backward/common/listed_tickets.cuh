@@ -2,9 +2,7 @@
 // do not give it: the prepare pass is launched again, in a grid of two layers, to count it once the masks are prepared.
 #pragma once
 #include "backward/common/mask_by_keys.cuh"
-#include "backward/params.cuh"
-
-constexpr bool LISTED_TICKETS = DETERMINISTIC && is_irregular(MASK_KIND);
+#include "backward/common/workspace.cuh"
 
 // Tickets (mask heads or key/value heads, key blocks, query tiles), directly before the mask's part of the workspace. With
 // LENGTHS, and under masks with sets of tokens, each sequence has its own.
@@ -27,15 +25,24 @@ struct ListedTickets {
     return ld_global<u32>(tickets + (head * blocks + k_block) * tiles + q_tile);
   }
 
-  // Thread `index` of the grid lists the tickets of one query tile of a head: key blocks count from right to left.
+  // Warp `index` of the grid lists the tickets of one query tile of a head: key blocks count from right to left, 32 at a time.
   DEVICE void find(const BackwardParams& p, i64 index) const {
     if (index >= i64(heads) * tiles) return;
-    const int head = int(index / tiles), tile = int(index % tiles), of_sequence = int(heads_of_sequence);
+    const int head = int(index / tiles), tile = int(index % tiles), of_sequence = int(heads_of_sequence), lane = lane_id();
     u32 count = 0;
-    for (int block = int(blocks) - 1; block >= 0; --block) {
-      st_global(tickets + (i64(head) * blocks + block) * tiles + tile, count);
-      if (LENGTHS_KIND != DENSE && tile >= classified_query_tiles(p, block, head / of_sequence)) continue;
-      count += class_of_query_tile(p, block, head / of_sequence, head % of_sequence, tile).some;
+    for (int last = int(blocks) - 1; last >= 0; last -= 32) {
+      const int block = last - lane;
+      bool exists = block >= 0;
+      if constexpr (LENGTHS_KIND != DENSE) exists = exists && tile < classified_query_tiles(p, block, head / of_sequence);
+      const bool some = exists && class_of_query_tile(p, block, head / of_sequence, head % of_sequence, tile).some;
+      u32 sum = some;  // over this lane and all lanes before it
+#pragma unroll
+      for (int distance = 1; distance < 32; distance *= 2) {
+        const u32 before = shfl(sum, lane - distance & 31);
+        if (lane >= distance) sum += before;
+      }
+      if (block >= 0) st_global(tickets + (i64(head) * blocks + block) * tiles + tile, count + sum - u32(some));
+      count += shfl(sum, 31);
     }
   }
 };
@@ -45,7 +52,7 @@ template <int THREADS>
 DEVICE bool found_tickets(const BackwardParams& p) {
   if constexpr (LISTED_TICKETS) {
     if (gridDim.y > 1) {
-      ListedTickets(p).find(p, (i64(blockIdx.x) * 2 + blockIdx.y) * THREADS + threadIdx.x);
+      ListedTickets(p).find(p, ((i64(blockIdx.x) * 2 + blockIdx.y) * THREADS + threadIdx.x) / 32);
       return true;
     }
   }

@@ -32,11 +32,13 @@ DEVICE KeyItem key_item(const BackwardParams& p, u32 index, int head_bytes_per_r
   const u32 all_heads = LENGTHS_KIND == PACKED ? u32(p.kv_heads) : u32(p.batch) * u32(p.kv_heads);
   const i64 head_bytes = i64(p.seqlen_q) * head_bytes_per_row;
   HeadBlock found;
-  if constexpr (BY_HEAD_BATCHES) {
+  if constexpr (BY_HEAD_BATCHES || LISTED_TICKETS) {
     const HeadBatches batches{p};
     const u32 head_batch = min(index / (u32(p.heads_per_head_batch) * Tc), batches.whole()), first = batches.first(head_batch);
     const u32 rest = index - first * Tc, members = batches.end(head_batch) - first;
-    if constexpr (LATER_ROWS_SEE_MORE) {
+    if constexpr (LISTED_TICKETS) {
+      found = {Tc - 1 - rest / members, first + rest % members};
+    } else if constexpr (LATER_ROWS_SEE_MORE) {
       found = {rest / members, first + rest % members};
     } else {
       found = {rest % Tc, first + rest / Tc};
@@ -62,7 +64,7 @@ DEVICE TileRange visited_queries(const HeadMask& mask, int k_block) {
 }
 
 // A query tile of one query head. A key block visits the tiles of a head from first to last (causal: from the diagonal on), then
-// the tiles of the next head of the query group.
+// the tiles of the next head of the query group. LISTED_TICKETS on Hopper: see KeyBlock::next() of fa3_common/block.cuh.
 struct QueryTile {
   int head, q_tile;
 

@@ -42,7 +42,9 @@ constexpr int TILE_FLOATS = TILE_DQ_FLOATS + BLOCK_Q * 2 + (DETERMINISTIC ? 32 :
 constexpr int HEADER_FLOATS = 32;  // before the tiles, which begin at cache lines of 128 bytes
 static_assert(!WHOLE_TILES || TILE_FLOATS % 32 == 0, "tiles of the workspace begin on cache lines");
 
-// Whether key blocks are ordered by head batches.
+// Whether the addition order is fixed and does not follow from a band (listed_tickets.cuh). The planner chooses head batches.
+constexpr bool LISTED_TICKETS = DETERMINISTIC && is_irregular(MASK_KIND);
+// Whether key blocks are ordered by head batches, in any addition order.
 constexpr bool BY_HEAD_BATCHES = WHOLE_TILES && !DETERMINISTIC && !is_irregular(MASK_KIND) && LENGTHS_KIND == DENSE;
 // Whether persistent blocks take one key block after another, and do most of the prepare and convert passes meanwhile
 // (backward/fa3_common/background.cuh). Not DETERMINISTIC: blocks would wait for one another's tickets. Not with listed tiles or

@@ -11,7 +11,7 @@ struct ItemDescriptor {
   i32 k_block, kv_head, batch;
   i32 count;                   // query tiles to visit, over all heads of the query group
   i32 first, end;              // query tiles of each head; IRREGULAR: positions in the list
-  i32 clear_first, clear_end;  // the clear tiles of each head
+  i32 clear_first, clear_end;  // the clear tiles of each head; LISTED_TICKETS: the end of the part of the list that comes first
   u32 index;                   // among the items of the launch
   i32 total;                   // query tiles of a head
   u32 workspace_tile;          // index in the workspace of the sequence's first tile
@@ -73,7 +73,14 @@ struct KeyBlock {
   }
 
   DEVICE QueryTile first() const { return {kv_head() * query_group_size(), ITEM_FIELD(first)}; }
-  DEVICE QueryTile next(QueryTile tile) const { return tile.next({0, ITEM_FIELD(first), ITEM_FIELD(end), 0, 0}); }
+  DEVICE QueryTile next(QueryTile tile) const {
+    if constexpr (!LISTED_TICKETS) return tile.next({0, ITEM_FIELD(first), ITEM_FIELD(end), 0, 0});
+    // Tiles at the diagonal may come first, for all heads (list_tiles()). All other tiles follow, head after head.
+    const int diagonal_end = ITEM_FIELD(clear_first), first_head = kv_head() * query_group_size();
+    const bool on_diagonal = tile.q_tile < diagonal_end;
+    const QueryTile next = tile.next({0, on_diagonal ? 0 : diagonal_end, on_diagonal ? diagonal_end : ITEM_FIELD(end), 0, 0});
+    return next.head < first_head + query_group_size() ? next : QueryTile{first_head, diagonal_end};
+  }
   DEVICE WalkedTile listed(int position) const {
     return {int(ld_shared_u32(descriptor_smem + (SharedMemory::LIST - SharedMemory::ITEMS) + 4 * position))};
   }
@@ -123,15 +130,25 @@ struct NewItem {
   DEVICE void list_tiles(const BackwardParams& p, u32 list) {
     TileWalk<false> walk(0);
     u32 count = 0;
+    int behind_diagonal = 0;
     for (;; ++count) {
       const WalkedTile tile = walk.next(classified_query_tiles(p, descriptor.k_block, descriptor.batch), [&](int tile) {
         return class_of_query_tile(p, descriptor.k_block, descriptor.batch, descriptor.kv_head, tile);
       });
       if (!tile.exists()) break;
       if (lane_id() == 0) st_shared_u32(list + 4 * count, u32(tile.code));
+      if (count == Bc / Br) behind_diagonal = tile.tile();
     }
     descriptor.count = i32(u32(p.heads / p.kv_heads) * count);
     descriptor.first = descriptor.clear_first = descriptor.clear_end = 0;
+    // Where a document begins within a key block, the key blocks to the left have the document before. They wait for this block's
+    // additions to the last rows of that document, in each head: these tiles come first, for all heads.
+    if constexpr (LISTED_TICKETS) {
+      const int left = descriptor.k_block - 1;
+      const bool shared = left < 0 || count <= Bc / Br ||
+                          class_of_query_tile<MASK_KIND>(p, left, descriptor.batch, descriptor.kv_head, behind_diagonal).some;
+      if (!shared) descriptor.clear_first = Bc / Br;
+    }
     descriptor.end = i32(count);
   }
 };

@@ -39,7 +39,7 @@ def _strips(problem: Problem) -> int:
 def listed_tickets(problem: Problem, config: TileConfig) -> tuple[int, int]:
     """``ListedTickets`` of backward/common/listed_tickets.cuh: (query tiles of all heads of the mask, bytes). (0, 0) if
     the addition order follows from the band."""
-    if not (problem.deterministic and problem.mask.irregular_kind):
+    if not key_order.has_listed_tickets(problem):
         return 0, 0
     heads, sizes = problem.batch, {x: n for x, n in problem.mask_params.items() if isinstance(n, int)}
     if problem.mask_kind != "sets":
@@ -79,7 +79,7 @@ def prepare_launches(name: str, problem: Problem, config: TileConfig, blocks: in
     """The prepare pass; and, if it lists tickets, its second launch, in a grid of two layers."""
     threads, (tiles, _) = PASS_WARPS * 32, listed_tickets(problem, config)
     prepare = Launch(name, (blocks, 1, 1), threads, 0)
-    return (prepare, *[Launch(name, (ceil_div(tiles, 2 * threads), 2, 1), threads, 0)] * (tiles > 0))
+    return (prepare, *[Launch(name, (ceil_div(tiles, 2 * PASS_WARPS), 2, 1), threads, 0)] * (tiles > 0))
 
 
 def _tiling(config: BackwardConfig) -> tuple[int, ...]:
