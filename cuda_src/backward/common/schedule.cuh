@@ -32,7 +32,8 @@ DEVICE KeyItem key_item(const BackwardParams& p, u32 index, int head_bytes_per_r
   const u32 all_heads = LENGTHS_KIND == PACKED ? u32(p.kv_heads) : u32(p.batch) * u32(p.kv_heads);
   const i64 head_bytes = i64(p.seqlen_q) * head_bytes_per_row;
   HeadBlock found;
-  if constexpr (BY_HEAD_BATCHES || LISTED_TICKETS) {
+  // Packed sequences have no planned head batches.
+  if constexpr (BY_HEAD_BATCHES || (LISTED_TICKETS && LENGTHS_KIND != PACKED)) {
     const HeadBatches batches{p};
     const u32 head_batch = min(index / (u32(p.heads_per_head_batch) * Tc), batches.whole()), first = batches.first(head_batch);
     const u32 rest = index - first * Tc, members = batches.end(head_batch) - first;
