@@ -146,7 +146,7 @@ struct NewItem {
     if constexpr (LISTED_TICKETS) {
       const int left = descriptor.k_block - 1;
       const bool shared = left < 0 || count <= Bc / Br ||
-                          class_of_query_tile<MASK_KIND>(p, left, descriptor.batch, descriptor.kv_head, behind_diagonal).some;
+                          class_of_query_tile(p, left, descriptor.batch, descriptor.kv_head, behind_diagonal).some;
       if (!shared) descriptor.clear_first = Bc / Br;
     }
     descriptor.end = i32(count);
