@@ -154,10 +154,11 @@ def test_backward(mask, algorithm, head_dim):
     } <= set(phases)
 
 
-def test_a_fixed_order_begins_with_the_rows_of_the_document_before():
-    """Where a document begins in a block of 128 keys, the block visits its first two tiles of 64 queries of both heads,
-    then all other tiles."""
-    mask = masks.documents([140, 260])
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "both ways"])
+def test_the_fixed_order_of_tiles_of_documents(causal):
+    """Causal: where a document begins in a block of 128 keys, the block visits its first two tiles of 64 queries of
+    both heads, then all other tiles. Both ways: each tile of both heads."""
+    mask = masks.documents([140, 260], causal=causal)
     case = make_backward_case(1, 4, 2, 400, 400, 128, mask=mask)
     run = emulate_backward(
         *case.arrays, mask=mask, deterministic=True, algorithm="fa3", mode="checked", inside=True
@@ -166,9 +167,13 @@ def test_a_fixed_order_begins_with_the_rows_of_the_document_before():
     assert run.inside is not None
     of_items = visited(assert_sound(run.inside))
     parts = {0: [[0, 1, 2]], 1: [[2, 3], [4, 5, 6]], 2: [[4, 5, 6]], 3: [[6]]}  # query tiles, by key block
+    both = {0: [0, 1, 2], 1: [0, 1, 2, 3, 4, 5, 6], 2: [2, 3, 4, 5, 6], 3: [2, 3, 4, 5, 6]}
     for item, record in enumerate(run.inside.items):
-        heads = 2 * int(record["head"]), 2 * int(record["head"]) + 1
-        wanted = [head << 12 | x for part in parts[int(record["q_block"])] for head in heads for x in part]
+        heads, block = (2 * int(record["head"]), 2 * int(record["head"]) + 1), int(record["q_block"])
+        if causal:
+            wanted = [head << 12 | x for part in parts[block] for head in heads for x in part]
+        else:
+            wanted = [head << 12 | x for x in both[block] for head in heads]
         for found in of_items[item].values():
             assert list(found) == wanted
 

@@ -75,11 +75,16 @@ struct KeyBlock {
   DEVICE QueryTile first() const { return {kv_head() * query_group_size(), ITEM_FIELD(first)}; }
   DEVICE QueryTile next(QueryTile tile) const {
     if constexpr (!LISTED_TICKETS) return tile.next({0, ITEM_FIELD(first), ITEM_FIELD(end), 0, 0});
-    // Tiles at the diagonal may come first, for all heads (list_tiles()). All other tiles follow, head after head.
     const int diagonal_end = ITEM_FIELD(clear_first), first_head = kv_head() * query_group_size();
+    const int heads_end = first_head + query_group_size();
+    // Runs of rows may hide keys on both sides: a tile of all heads, then the next tile.
+    if (num_runs(MASK_KIND) > 0 && p.band_last >= p.seqlen_k - 1) {
+      return tile.head + 1 < heads_end ? QueryTile{tile.head + 1, tile.q_tile} : QueryTile{first_head, tile.q_tile + 1};
+    }
+    // Tiles at the diagonal may come first, for all heads (list_tiles()). All other tiles follow, head after head.
     const bool on_diagonal = tile.q_tile < diagonal_end;
     const QueryTile next = tile.next({0, on_diagonal ? 0 : diagonal_end, on_diagonal ? diagonal_end : ITEM_FIELD(end), 0, 0});
-    return next.head < first_head + query_group_size() ? next : QueryTile{first_head, diagonal_end};
+    return next.head < heads_end ? next : QueryTile{first_head, diagonal_end};
   }
   DEVICE WalkedTile listed(int position) const {
     return {int(ld_shared_u32(descriptor_smem + (SharedMemory::LIST - SharedMemory::ITEMS) + 4 * position))};
