@@ -41,8 +41,8 @@ struct DecodeParams {
   float fixed_max;            // SOFTMAX_MAX GIVEN, softmax_max null: the maximum of all heads, natural log
   float* key_norms;           // SOFTMAX_MAX BOUND without SOFTCAP: (batch, kv_heads), upper bounds of |k|; an append raises them
   const float* softmax_max;   // SOFTMAX_MAX GIVEN: (heads), natural log; null: fixed_max
-  // EXEMPT_BY_SEQUENCE, as in MaskParams. Null: `keep`, `prefix` or `global_tokens` is the number of all sequences. Else this member
-  // is the step from sequence to sequence in the array: 0 or 1.
+  // EXEMPT_BY_SEQUENCE, as in MaskParams. Null: `keep`, `prefix` or `global_tokens` is the number of all sequences. Else this
+  // member is the step from sequence to sequence in the array: 0 or 1.
   const i32* keep_of;
   const i32* prefix_of;
   const i32* global_of;

@@ -45,7 +45,10 @@ def cached_problem(
                 f"cache; leave out {name}"
             )
     if options.dropped:
-        raise ValueError("dropout= does not go with keys in a cache: leave it out")
+        raise ValueError(
+            "dropout= does not go with keys in a cache, whose tiles of queries begin at any position: leave it out, or "
+            "pass k and v as arrays with one row per key"
+        )
     check_equal("v", inputs["v"].shape, "k", inputs["k"].shape)
     found = {**dict.fromkeys(_NAMES), **inputs}
     queries = _queries(found, options.layout)

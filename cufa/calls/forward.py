@@ -133,8 +133,8 @@ def flash_attention(
     cache_seqlens : int32 array, (batch,), optional
         k and v are a cache, in which sequence b has ``cache_seqlens[b]`` keys before this call; None with
         ``block_table``: the cache is full. Not together with ``seqlens_k``. Masks are aligned to each sequence: its
-        last query has the position of its last key. Slots past a sequence's keys may hold NaN. GPU: float16 and
-        bfloat16, band masks.
+        last query has the position of its last key. Slots past a sequence's keys may hold NaN. Masks fit any
+        length: bands, also with exempt tokens, and chunks. GPU: float16 and bfloat16.
     block_table : int32 array, (batch, max_pages), optional
         k and v are pages, (num_pages, kv_heads, page_size, head_dim): entry (b, i) is the page with the ``page_size``
         keys of sequence b from ``i * page_size`` on. Entries that no query sees are not used. FA3 takes pages of
@@ -213,12 +213,12 @@ def flash_attention(
 
     The CPU takes every combination. On a GPU (a band mask is ``full()``, ``causal()`` or ``window()``):
 
-    - fa3_forward (sm_90): float16, bfloat16; all masks; padded lengths, packed lengths, ALiBi, sinks, score functions
-      and dropout; with band masks also caches and trees.
+    - fa3_forward (sm_90): float16, bfloat16; all masks; padded lengths, packed lengths, caches, ALiBi, sinks, score
+      functions and dropout; with band masks also trees.
     - fa3_forward_fp8 (sm_90): float8_e4m3; head dims 16 to 256, multiples of 16; band masks; padded lengths and packed
       lengths.
-    - fa2_forward (sm_80 or later): float16, bfloat16; all masks; padded lengths, packed lengths, ALiBi, sinks, score
-      functions and dropout; with band masks also caches and trees.
+    - fa2_forward (sm_80 or later): float16, bfloat16; all masks; padded lengths, packed lengths, caches, ALiBi, sinks,
+      score functions and dropout; with band masks also trees.
     - fa2_forward_fp8 (sm_89 or later): float8_e4m3; head dims 16 to 256, multiples of 16; band masks; padded lengths
       and packed lengths.
     - fa2_forward_f32 (sm_80 or later): float32, tf32; all masks; padded lengths, packed lengths, ALiBi, sinks, score

@@ -122,6 +122,9 @@ def _reasons(kernel: Kernel, problem: Problem, capability: int | None) -> Iterat
     for option in _options(problem):
         if option not in kernel.options:
             yield f"takes no {_OPTIONS[option].removeprefix('a ')}"
+    if problem.dropped and problem.lengths.in_cache:
+        # Lanes share the random bits of 16 queries, but a cached sequence's tiles begin at any position.
+        yield "takes dropout with keys in arrays only, where a query's position is its row"
     yield from _gradient_reasons(kernel, problem)
     yield from _memory_reasons(kernel, problem)
 
@@ -155,6 +158,8 @@ def _mask_reasons(kernel: Kernel, problem: Problem) -> Iterator[str]:
     for option in _options(problem):
         if option not in kernel.options_with_irregular_masks:
             yield f"takes {_OPTIONS[option]} with band masks only, not with {mask}"
+    if problem.lengths.in_cache and (kind not in ("sets", "columns") or mask.reads_lengths):
+        yield f"takes keys in a cache with bands, exempt tokens or chunks, not with {mask}"
     if kernel.chunks_only and kind == "columns" and not isinstance(mask, Chunks):
         yield f"serves chunks, no other {_IRREGULAR_MASKS[kind]}"
     if problem.seqlen_q + problem.seqlen_k >= 2**30:

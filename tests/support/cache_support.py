@@ -95,7 +95,9 @@ def assert_attention_of(case: CacheCase, out: np.ndarray, **options: Any) -> Non
 
 
 def _of_sequence(options: dict[str, Any], b: int) -> dict[str, Any]:
-    """Of the reference, which knows no trees but their mask."""
+    """Of the reference of one sequence, which knows no trees but their mask."""
+    if "mask" in options:
+        return {**options, "mask": options["mask"].at(b, 0)}
     if "tree" not in options:
         return options
     seen = Integers(ancestors(options["tree"])[b : b + 1])

@@ -66,7 +66,6 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
   if (SPLIT_KEYS && tiles.empty()) return inside.close();  // uniform: the merge ignores a split without tiles
   // Irregular masks: the current tile and the next one. Tiles are visited downwards: the first one sets `tiles.end`.
   constexpr bool IRREGULAR = is_irregular(MASK_KIND);
-  static_assert(!IRREGULAR || !CACHED, "keys in a cache need a band mask");
   static_assert(!DROPOUT || !TREE, "dropout takes no trees");
   TileWalk<true> walk(tiles.end - 1);
   TileTally tally;

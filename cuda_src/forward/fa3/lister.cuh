@@ -98,6 +98,7 @@ struct Lister {
     const HeadMask mask = read_mask(descriptor);
     const int key = tile.tile * Bc + lane_id() * PAGE_BOX, first = mask.keys_begin(read_shared<Item>(descriptor).q_block * Br);
     if (tile.stands_for_none() || key >= mask.keys || key + PAGE_BOX <= first) return {cache.num_pages, 0};
+    if constexpr (is_irregular(MASK_KIND)) return place_in_cache(cache, read_shared<Item>(descriptor).batch, key);
     return place_in_cache(cache, int(ld_shared_u32(descriptor + SEQUENCE_AT)), key);
   }
 };

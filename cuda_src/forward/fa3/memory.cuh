@@ -20,7 +20,6 @@ static_assert(ALIGNMENT == 16, "TMA needs rows that begin at multiples of 16 byt
 // The tiles of a query block come from a range, or from a list: if the mask is irregular, or if lengths are read on the device.
 constexpr bool LISTED = is_irregular(MASK_KIND) || LENGTHS_KIND != DENSE;
 static_assert(!LISTED || SKIP_MASKED_TILES, "LISTED: a list holds only tiles with a visible score");
-static_assert(!is_irregular(MASK_KIND) || !CACHED, "keys in a cache need a band mask");
 constexpr int LIST_STAGES = 4;  // entries of the ring between the lister and the loaders
 
 // Keys in a cache: TMA copies a tile box by box, and a list entry says where each box lies.

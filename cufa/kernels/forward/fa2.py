@@ -58,7 +58,7 @@ class Fa2Forward(ForwardKernel):
     options: tuple[str, ...] = (
         "padded", "packed", "cache", "tree", "invariant", "alibi", "sink", "score", "dropout",
     )  # fmt: skip
-    options_with_irregular_masks = ("padded", "packed", "alibi", "sink", "score", "dropout")
+    options_with_irregular_masks = ("padded", "packed", "cache", "alibi", "sink", "score", "dropout")
     any_v_dim = True
     skip_masked_tiles = True
     configs = _CONFIGS
