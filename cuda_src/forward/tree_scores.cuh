@@ -6,24 +6,27 @@
 
 static_assert(!TREE || (CACHED && MASK == MASK_FULL && !ALIBI), "a tree takes the place of a mask, and says no distances");
 
-// Which of 32 keys a row sees, from key `first` on, counted from the first new token: earlier keys, and the new tokens of `seen`.
-DEVICE u32 seen_from(u64 seen, int first) {
-  const int word = first >> 5;
-  const auto of = [&](int w) { return w < 0 ? 0xffffffff : w == 0 ? u32(seen) : w == 1 ? u32(seen >> 32) : 0; };
-  return u32((u64(of(word + 1)) << 32 | of(word)) >> (first & 31));
-}
-
 // Hides new tokens that a row does not see, of the first `tokens`, and keys past them. `new_key`: the lane's first column,
 // counted from the first new token.
 template <typename View>
 DEVICE void hide_unseen(View S, const u64 (&seen)[View::ROWS], int tokens, int new_key) {
   const u64 exist = tokens < 64 ? (u64(1) << tokens) - 1 : ~u64(0);
-  constexpr int TILES = ScoreBits<View>::TILES;
+  constexpr int STEP = ScoreBits<View>::TILES * 8, WORDS = (View::TILES * 8 + 31) / 32 + 1;
   ScoreBits<View> visible;
 #pragma unroll
   for (int r = 0; r < View::ROWS; ++r) {
+    const u64 own = seen[r] & exist;
+    u32 words[WORDS];  // of 32 keys, from the one that holds new_key on: all earlier keys, new tokens, no key past them
 #pragma unroll
-    for (int i = 0; i < View::TILES / TILES; ++i) visible.bits[r][i] = seen_from(seen[r] & exist, new_key + i * TILES * 8);
+    for (int i = 0; i < WORDS; ++i) {  // sums, not nested conditions: those become branches
+      const int word = (new_key >> 5) + i;
+      words[i] = (word < 0 ? 0xffffffff : 0) | (word == 0 ? u32(own) : 0) | (word == 1 ? u32(own >> 32) : 0);
+    }
+#pragma unroll
+    for (int at = 0; at < View::TILES * 8; at += STEP) {
+      const u64 two = u64(words[at / 32 + 1]) << 32 | words[at / 32];
+      visible.bits[r][at / STEP] = u32(two >> ((new_key & 31) + at % 32));
+    }
   }
   visible.hide(S);
 }
