@@ -265,7 +265,7 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
       } else if (thread / 32 == 2) {
         Lister{p, smem}.run(items);
       } else if (TREE && thread / 32 == 3) {
-        TreeLoader{p, smem}.run(items);
+        TreeLoader{p, smem}.run();
       }
     } else {
       if (thread == 0) Producer{p, &Q_map, &K_map, &V_map, smem}.run(items);

@@ -228,16 +228,10 @@ struct TreeLoader {
   ListReader reader{p, smem};
   RingCursor<NUM_STAGES> K_ring = smem.K_ring();
 
-  DEVICE void run(const PersistentItems& items) {
-    int ready = items.item(p, min(blockIdx.x, items.total - 1)).batch;  // the sequence whose tree lies beside the current buffer
-    write(ready);                                                      // while the lister reads the first item's lengths
+  DEVICE void run() {
     for (ListEntry entry; reader.next(entry); reader.done(lane_id())) {
       K_ring.wait_empty();
-      if (entry.tile.block_masked()) {
-        const int sequence = read_sequence(reader.descriptor()).sequence_index;
-        if (sequence != ready) write(sequence);
-      }
-      ready = -1;
+      if (entry.tile.block_masked()) write(read_sequence(reader.descriptor()).sequence_index);
       warp_sync();  // all lanes have read the list, and written their tokens
       if (lane_id() == 0) mbarrier_arrive(K_ring.full_barrier());
       K_ring.advance();
