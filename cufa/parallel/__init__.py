@@ -33,7 +33,7 @@ stops during a call, the others raise a RuntimeError that names no rank. ``Group
 ``Group(virtual=P)`` need no GPU.
 
 In one process on two GPUs (NOTES.md; forward and backward together, relative to one GPU's rate): zigzag with 16/16
-heads 94% on H100s and on H200s, with 32/4 98 and 106%; ulysses 95 and 96%; documents by their placement 99% (H200s),
+heads 94% on H100s and on H200s, with 32/4 98 and 105%; ulysses 95 and 94%; documents by their placement 100% (H200s),
 as zigzag 88%. (The figures of H100s are from shares of gradients in 16 bits: float32 takes 1 to 2% of zigzag's
 backward, 6% of documents as zigzag.) Decoding over 1M cached tokens is 1.9 times as fast as on one H100, 1.8 times as
 on one H200. In two processes (NCCL, H100s) zigzag's forward reached 76%, its backward 79%.
