@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..masks import documents
-from ..problem.checks import module_of
+from ..problem.checks import check_flag, module_of
 from ..problem.mask import Mask
 from ..problem.options import resolve_mask
 from .arguments import Arguments
@@ -102,6 +102,7 @@ def flash_attention_backward(
     given = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse, "dlse": dlse}
     call = Arguments.read(group, given, placement, scheme, layout, alibi_slopes, sink)
     schedule = call.schedule(call.mask(resolve_mask(causal, window, mask), seqlens), True)
+    deterministic = check_flag("deterministic", deterministic)
     scores = Scores(scale, softcap, call.alibi_slopes, call.sink, algorithm, precision, deterministic, device)
     run = Backward(group, schedule, call.given, scores)
     run.run()

@@ -333,6 +333,16 @@ def test_errors_name_the_cure(change, error):
         par.flash_attention(**given)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_fixed_order_is_asked_for_with_a_boolean(dtype):
+    """Shares in float32 and other gradients come from different calls."""
+    parts = [np.zeros((1, 2, n, 16), dtype) for n in (16, 32)]
+    given = dict.fromkeys(("dout", "q", "k", "v", "out"), parts)
+    given["lse"] = [np.zeros((1, 2, n), np.float32) for n in (16, 32)]
+    with pytest.raises(TypeError, match="deterministic must be True or False, not 'no'"):
+        par.flash_attention_backward(**given, group=par.Group(virtual=2), deterministic="no", device="cpu")
+
+
 @pytest.mark.parametrize("mask", ["causal", "window", "documents", "prefix"])
 @pytest.mark.parametrize(
     "options",
