@@ -20,7 +20,7 @@ from cufa.dashboard.model.measurements import Measurement
 from cufa.dashboard.model.splits import Batch
 from cufa.gpu.architectures import Device
 from cufa.measure.regimes import Regime
-from cufa.plan.decode_splits import merge_bytes
+from cufa.plan.decode_splits import item_bytes, merge_bytes
 from cufa.plan.planner import Plan, make_plan
 
 _FEWEST = 4
@@ -80,19 +80,13 @@ def load_of(plan: Plan, lengths: tuple[int, ...] | None = None) -> Load:
         item = blocks.batch * batch.kv_heads + blocks.head
         parts = int(np.bincount(item).max()) if len(item) else 1
     total = _bytes(problem.kv_bytes(), lengths, problem.seqlen_k * problem.batch)
-    tile = config.block_kv * problem.kv_bytes() / (problem.batch * problem.kv_heads * _read_keys(plan))
+    tile = config.block_kv * item_bytes(problem) / problem.visible_capacity
     through_memory = parts > 1 and all(launch.cluster == 1 for launch in plan.launches)
     return Load(total, span * tile, parts * merge_bytes(problem, config) if through_memory else 0.0)
 
 
 def _bytes(all_of_them: int, lengths: tuple[int, ...] | None, keys: int) -> float:
     return float(all_of_them) if lengths is None else all_of_them * sum(lengths) / keys
-
-
-def _read_keys(plan: Plan) -> int:
-    """Bytes of keys and values of a sequence as long as the cache (:meth:`Problem.kv_bytes`)."""
-    p = plan.problem
-    return p.seqlen_k if p.reach is None else min(p.seqlen_k, p.reach)
 
 
 def reading(device: Device, block_q: int, evidence: Iterable[Evidence]) -> Reading | None:

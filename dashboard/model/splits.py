@@ -16,7 +16,7 @@ from cufa.gpu.architectures import Device
 from cufa.kernels import TileConfig
 from cufa.kernels.decode import row_blocks
 from cufa.plan.planner import Plan
-from cufa.schedule.decode import balanced_shares, num_tiles, split_range
+from cufa.schedule.decode import Reach, balanced_shares, num_tiles, split_range
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Batch:
     """Lengths may differ, by the plan."""
     overhead: int = 1
     """Assumed cost of a thread block beside its tiles (start, partial result, merge), in tiles."""
-    reach: int | None = None
-    """Keys at the end of a sequence that a window reads; None: all keys."""
+    reach: Reach = None
+    """:attr:`Problem.kernel_reach`."""
     least: int = 1
     """Least number of shares that the plan asks for."""
 
@@ -44,9 +44,9 @@ class Batch:
         assert plan.device is not None
         assert plan.split is not None
         p, config = plan.problem, plan.config
-        blocks, ragged = row_blocks(p, config), p.uneven
+        blocks, reach = row_blocks(p, config), p.kernel_reach
         return cls(
-            lengths, p.kv_heads, blocks, config, plan.device, ragged, overhead, p.reach, plan.split.least
+            lengths, p.kv_heads, blocks, config, plan.device, p.uneven, overhead, reach, plan.split.least
         )
 
     @property
