@@ -33,7 +33,7 @@ struct BackwardParams {
   i32 shift;  // ALIBI, LENGTHS: the diagonal, row i is at key i + shift. With LENGTHS band_first and band_last count from it
   i32 shift_by_length;  // LENGTHS: shift grows by this times (keys - rows) of a sequence
   i32 alibi_stride;  // ALIBI: elements from sequence to sequence
-  // BY_HEAD_BATCHES: backward/common/workspace.cuh.
+  // BY_HEAD_BATCHES, LISTED_TICKETS: HeadBatches of backward/common/workspace.cuh.
   i32 heads_per_head_batch, whole_head_batches, head_batches_before, head_batches_converted;
   i32 strips_per_head;  // row strips of one key/value head: those of its query heads, each of which has whole tiles
   MaskParams mask;

@@ -60,8 +60,8 @@ struct Exempt {
   }
 };
 
-// MASK_SETS: the first keys of a sequence that are read even if the window begins later. If a token sees every key, its window
-// begins before this number, and all keys are read.
+// MASK_SETS: the number of first keys of a sequence that are read even if the window begins later. If a query token is one of the
+// global tokens, the window begins before this key: all keys are read.
 DEVICE int kept_keys(const DecodeParams& p, int batch) {
   if constexpr (!EXEMPT_BY_SEQUENCE) return p.keep;
   const Exempt exempt(p, batch);

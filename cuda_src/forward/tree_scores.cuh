@@ -31,7 +31,7 @@ DEVICE void hide_unseen(View S, const u64 (&seen)[View::ROWS], int tokens, int n
   visible.hide(S);
 }
 
-// The same, where each warp makes what its rows see.
+// The same for kernels without a TreeLoader: each warp computes what its rows see.
 template <typename View>
 DEVICE void hide_tree(View S, const AttentionParams& params, int sequence, int row, int new_key) {
   const CacheParams& p = cache_of(params);

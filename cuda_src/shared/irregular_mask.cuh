@@ -149,7 +149,7 @@ struct IrregularMask : TokenSets {
       : TokenSets(sets), rows(band.rows), keys(band.keys), first(band.first), last(band.last), workspace(of_head), first_run(0),
         run_offset(offset_of_runs(p, band)), line_places(places_of_line(p)) {}
 
-  // The sequence whose numbers are read: padding after the last sequence has no rows, and reads those of the last.
+  // The sequence whose numbers are read. Padding after the last packed sequence has no rows, and reads the last one's numbers.
   DEVICE static int mask_index(const Params& p, int batch) { return LENGTHS_KIND == PACKED ? min(batch, p.batch - 1) : batch; }
   // Row 0 among the rows of stored runs.
   DEVICE static int offset_of_runs(const Params& p, const Band<KIND>& band) {

@@ -27,8 +27,8 @@ struct WarpTree {
     }
   }
 
-  // PARENTS: what tokens lane and lane + 32 see: tokens below 32 (low, high_low) and from 32 on (none, high). Pointer jumping: a
-  // token also sees what its ancestor `reach` steps up sees; each round doubles `reach`.
+  // PARENTS: the tokens that token `lane` sees (low), and of those that token `lane + 32` sees, the first 32 (high_low) and the
+  // others (high). Pointer jumping: a token also sees what its ancestor `reach` steps up sees; each round doubles `reach`.
   DEVICE void climb(u32& low, u32& high, u32& high_low, int lane) const {
     low = 1u << lane, high = high_low = 0;
     u32 above = u32(parent[0]), high_above = 0;
@@ -51,7 +51,8 @@ struct WarpTree {
     }
   }
 
-  // Calls write(token, what it sees) for tokens lane and lane + 32; those past the last token are wrong. All lanes take part.
+  // Calls write(token, bits of the tokens that it sees) for tokens lane and lane + 32. Past the last token, bits are undefined.
+  // All lanes take part.
   template <typename Write>
   DEVICE void of_lane(int lane, const Write& write) const {
     if constexpr (KIND == TREE_PARENTS) {
@@ -67,7 +68,7 @@ struct WarpTree {
       }
     }
   }
-  // MATRIX: which bytes of a token are not 0; wrong from bit `tokens` on. 16 bytes at a time, if they are aligned.
+  // MATRIX: which bytes of a token's row are not 0; undefined from bit `tokens` on. If rows are aligned, loads have 16 bytes.
   DEVICE u64 bytes_as_bits(int token) const {
     const char* const row = static_cast<const char*>(tree) + token * tokens;
     u64 bits = 0;

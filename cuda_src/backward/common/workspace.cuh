@@ -42,7 +42,7 @@ constexpr int TILE_FLOATS = TILE_DQ_FLOATS + BLOCK_Q * 2 + (DETERMINISTIC ? 32 :
 constexpr int HEADER_FLOATS = 32;  // before the tiles, which begin at cache lines of 128 bytes
 static_assert(!WHOLE_TILES || TILE_FLOATS % 32 == 0, "tiles of the workspace begin on cache lines");
 
-// Whether the addition order is fixed and does not follow from a band (listed_tickets.cuh). The planner chooses head batches.
+// Whether the addition order is fixed and does not follow from a band: tickets are listed (listed_tickets.cuh).
 constexpr bool LISTED_TICKETS = DETERMINISTIC && is_irregular(MASK_KIND);
 // Whether key blocks are ordered by head batches, in any addition order.
 constexpr bool BY_HEAD_BATCHES = WHOLE_TILES && !DETERMINISTIC && !is_irregular(MASK_KIND) && LENGTHS_KIND == DENSE;
@@ -51,9 +51,9 @@ constexpr bool BY_HEAD_BATCHES = WHOLE_TILES && !DETERMINISTIC && !is_irregular(
 // lengths: an item then has more than its descriptor. Not with a soft cap (consumers lack registers) or a sink (the passes do).
 constexpr bool IS_PERSISTENT = PERSISTENT && BY_HEAD_BATCHES && !SOFTCAP && !SINK;
 
-// BY_HEAD_BATCHES: head batches of key/value heads, so that dQ of a few head batches lies in the L2 cache at a time.
-// IS_PERSISTENT: while key blocks add to one head batch, other warps prepare the next ones and convert the previous ones
-// (backward/fa3_common/background.cuh). The prepare pass does the first head batches, the convert pass the last
+// BY_HEAD_BATCHES, and LISTED_TICKETS unless packed: head batches of key/value heads, so that dQ of a few head batches lies in
+// the L2 cache at a time. IS_PERSISTENT: while key blocks add to one head batch, other warps prepare the next ones and convert
+// the previous ones (backward/fa3_common/background.cuh). The prepare pass does the first head batches, the convert pass the last
 // ones. The planner chooses their number and size (cufa/schedule/key_order.py).
 struct HeadBatches {
   const BackwardParams& p;

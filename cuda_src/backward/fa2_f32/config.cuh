@@ -8,7 +8,7 @@ constexpr int HEAD_DIM = 128;        // columns of q and k: a multiple of 8, at 
 constexpr int V_DIM = 128;           // columns of v and o: the same bounds
 constexpr bool TF32 = false;         // products keep 11 bits of each factor, as tf32; else each factor is a pair of float16
 using Element = Float32;
-constexpr bool FLOAT32_DQ = false;   // fixed: gradients have the same element
+constexpr bool FLOAT32_DQ = false;   // fixed: gradients are of Element, which is float32
 constexpr bool FLOAT32_DKV = false;
 constexpr int ALIGNMENT = 16;        // bytes of which each row's address is a multiple: 4, 8 or 16
 

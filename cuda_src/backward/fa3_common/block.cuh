@@ -11,7 +11,7 @@ struct ItemDescriptor {
   i32 k_block, kv_head, batch;
   i32 count;                   // query tiles to visit, over all heads of the query group
   i32 first, end;              // query tiles of each head; IRREGULAR: positions in the list
-  i32 clear_first, clear_end;  // the clear tiles of each head; LISTED_TICKETS: the end of the part of the list that comes first
+  i32 clear_first, clear_end;  // the clear tiles of each head; LISTED_TICKETS: all heads visit the list up to clear_first first
   u32 index;                   // among the items of the launch
   i32 total;                   // query tiles of a head
   u32 workspace_tile;          // index in the workspace of the sequence's first tile
@@ -77,7 +77,7 @@ struct KeyBlock {
     if constexpr (!LISTED_TICKETS) return tile.next({0, ITEM_FIELD(first), ITEM_FIELD(end), 0, 0});
     const int diagonal_end = ITEM_FIELD(clear_first), first_head = kv_head() * query_group_size();
     const int heads_end = first_head + query_group_size();
-    // Runs of rows may hide keys on both sides: a tile of all heads, then the next tile.
+    // Runs of rows, and no band hides keys to the right: a tile of all heads, then the next tile.
     if (num_runs(MASK_KIND) > 0 && p.band_last >= p.seqlen_k - 1) {
       return tile.head + 1 < heads_end ? QueryTile{tile.head + 1, tile.q_tile} : QueryTile{first_head, tile.q_tile + 1};
     }
@@ -146,8 +146,9 @@ struct NewItem {
     }
     descriptor.count = i32(u32(p.heads / p.kv_heads) * count);
     descriptor.first = descriptor.clear_first = descriptor.clear_end = 0;
-    // Where a document begins within a key block, the key blocks to the left have the document before. They wait for this block's
-    // additions to the last rows of that document, in each head: these tiles come first, for all heads.
+    // If the key block to the left does not see the first tile behind the diagonal, a document begins in this key block. The key
+    // blocks to the left have the previous document, and wait for this block's additions to its last rows. These rows are in the
+    // tiles at the diagonal, which come first, for all heads.
     if constexpr (LISTED_TICKETS) {
       const int left = descriptor.k_block - 1;
       const bool shared = left < 0 || count <= Bc / Br ||

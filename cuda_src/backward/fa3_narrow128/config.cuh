@@ -8,7 +8,7 @@ constexpr int HEAD_DIM = 128;        // columns of q and k: a multiple of 8, at 
 constexpr int V_DIM = 128;           // columns of v and o: the same bounds
 constexpr bool BFLOAT16 = false;     // the elements are bfloat16, else float16
 using Element = SixteenBit<BFLOAT16>;
-constexpr bool FLOAT32_DQ = false;   // dq is float32: a share of a sum over several calls, which rounds once
+constexpr bool FLOAT32_DQ = false;   // dq is float32: a share of a sum over several calls; only the sum is rounded
 constexpr bool FLOAT32_DKV = false;  // the same for dk and dv
 constexpr int ALIGNMENT = 16;        // bytes of which each row's address is a multiple: TMA needs 16
 

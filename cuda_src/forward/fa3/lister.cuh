@@ -220,8 +220,8 @@ struct ValueLoader {
   }
 };
 
-// TREE: writes what new tokens see of each other beside each K tile that holds new tokens, by one warp. Consumers of a tile
-// wait for it as for K.
+// TREE, by one warp: beside each K tile that may hold new tokens, writes what new tokens see of each other. The K buffer is full
+// only when KeyLoader and TreeLoader have arrived.
 struct TreeLoader {
   const AttentionParams& p;
   const SharedMemory& smem;

@@ -73,7 +73,7 @@ struct SharedMemory {
   static constexpr int LIST_AT = up_to_16(TILES_AT + 8 * NUM_STAGES);  // LISTED: the tiles to visit, and its mbarriers
   static constexpr int LIST_FULL_AT = LIST_AT + ENTRY_BYTES * LIST_STAGES, LIST_EMPTY_AT = LIST_FULL_AT + 8 * LIST_STAGES;
   static constexpr int TAIL_FULL_AT = LIST_EMPTY_AT + 8 * LIST_STAGES;  // with lengths: a V tile without its zeros yet
-  static constexpr int TREE_AT = TAIL_FULL_AT + 8;  // TREE: beside each buffer of K: what 64 new tokens see of each other
+  static constexpr int TREE_AT = TAIL_FULL_AT + 8;  // CACHED: for each buffer of K, what 64 tokens of a TREE see of each other
   static constexpr int BYTES = TREE_AT + (CACHED ? 512 * NUM_STAGES : 0);
   static_assert(K_AT % 1024 == 0 && V_AT % 1024 == 0, "tiles with a 128-byte swizzle begin at multiples of 1024 bytes");
   static_assert(ITEM_BYTES * ITEM_DESCRIPTORS <= TILES_AT - ITEMS_AT, "the descriptors must fit their buffer");
