@@ -89,8 +89,9 @@ def flash_attention_backward(
         Gradient of the loss with respect to lse, of lse's shape and dtype, if the loss depends on lse.
     deterministic : bool
         True: all results have the same bits in every run. False: dk, dv and dsink have, under every mask; the last bits
-        of dq and of gradients of arrays may differ, because their addition order depends on when thread blocks run. The
-        CPU path is always deterministic. True takes workspace: 80 bytes for each element of such an array.
+        of dq and of gradients of arrays may differ, because their addition order depends on when thread blocks run.
+        dk and dv may have other bits with True than with False. The CPU path is always deterministic. True takes
+        workspace: 80 bytes for each element of such an array.
     dq, dk, dv : array, optional
         Arrays that receive the results: shape and dtype of q, k and v, NumPy or CuPy as q. They must not overlap an
         input or each other.

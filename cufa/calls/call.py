@@ -224,12 +224,10 @@ class DenseCall(Call):
         inputs, problem = optional_operands.check(self.inputs, problem)
         if (function := _function_of(problem)) is None:
             return inputs, problem
-        sizes, on_gpu = (
-            (problem.batch, problem.heads, problem.seqlen_q, problem.seqlen_k),
-            bits_on_gpu(self.first[1]),
-        )
-        edges = optional_operands.begins(inputs, problem)
-        return inputs, dataclasses.replace(problem, mask=function.by_sequence((), sizes, edges, on_gpu))
+        sizes = problem.batch, problem.heads, problem.seqlen_q, problem.seqlen_k
+        edges = optional_operands.edges_of_padded(inputs, problem)
+        bits = function.by_sequence((), sizes, edges, bits_on_gpu(self.first[1]))
+        return inputs, dataclasses.replace(problem, mask=bits)
 
 
 class PackedCall(Call):
@@ -237,8 +235,8 @@ class PackedCall(Call):
 
     def check(self, on_gpu: bool) -> tuple[Self, Problem]:
         """Under a mask function, the problem is one sequence of all tokens. Its mask has a bit for each score: 0 if
-        query and key are of different sequences. With options that depend on positions, each sequence has bits of its
-        own."""
+        query and key are of different sequences. With options that depend on positions, or a sink, each sequence has
+        bits of its own."""
         call, problem = super().check(on_gpu)
         mask, lengths = _function_of(problem) or problem.mask, problem.lengths
         if not isinstance(mask, Where) or not isinstance(lengths, Packed):
@@ -247,7 +245,8 @@ class PackedCall(Call):
         totals = lengths.total_q, lengths.total_k
         sizes = problem.batch, problem.heads, problem.seqlen_q, problem.seqlen_k
         on_its_gpu = bits_on_gpu(self.first[1])
-        # As rows of one matrix, the padding after the last sequence would be read, and a sink would join it.
+        # These count positions within each sequence. And in one matrix of all tokens, padding after the last sequence
+        # would be rows that see no key, whose lse is the sink.
         by_sequence = problem.alibi or problem.score or problem.dropped or problem.sink
         if by_sequence or mask is not problem.mask:
             bits = mask.by_sequence(lengths.of_sequences(*sizes[2:]), sizes, edges, on_its_gpu)

@@ -100,7 +100,8 @@ def run_on_gpu(
     (:func:`~cufa.calls.warm.find`). A call with small host arrays has no key: its ``options`` and problem are the key,
     so that later calls are checked but not planned."""
     call, problem = call.check(on_gpu=True)
-    if call.options.mask.reads_lengths and isinstance(problem.mask, Bits):  # of lengths that may change
+    # The bits were made from lengths on the GPU, which may change: later calls make new ones.
+    if call.options.mask.reads_lengths and isinstance(problem.mask, Bits):
         key = options = None
     for name, x in call.inputs.items():
         if isinstance(x, np.ndarray):

@@ -138,7 +138,7 @@ def _padded(seqlens: Mapping[str, Any]) -> Padded:
     return Padded(queries, keys)
 
 
-def begins(given: Mapping[str, Any], problem: Problem) -> tuple[Any, Any]:
+def edges_of_padded(given: Mapping[str, Any], problem: Problem) -> tuple[Any, Any]:
     """The lengths of padded sequences on a GPU as cumulative lengths of queries and of keys."""
     import cupy
 

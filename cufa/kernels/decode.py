@@ -98,8 +98,9 @@ _SHORT = 2048
 TWO_STAGES = _decode_config(16, 16, 8, 2, min_head_dim=72, max_head_dim=128, tma=True)
 
 
-#: By the number of blocks of 16 rows that share a key/value head: they read its keys once each, all but the first from
-#: L2. This is faster than one block of taller tiles while the others read at most so many bytes.
+#: By the number of blocks of 16 rows that share a key/value head: the most bytes that all blocks but the first read.
+#: Each block reads the keys once, the first from memory and the others from L2. Up to this limit, this is faster than
+#: one block with taller tiles.
 _READ_AGAIN = {2: 160 << 20} | dict.fromkeys(range(3, 9), 64 << 20)
 
 #: For e4m3 caches only: 16-bit ones are read faster in tiles of 16 or 64 rows.
@@ -133,7 +134,7 @@ def _box_configs() -> tuple[DecodeConfig, ...]:
         _HALF_TALL,
         _decode_config(64, 16, 8, 3, row_warps=2, max_head_dim=128, fold=False, tma=True),
         _decode_config(64, 16, 8, 3, row_warps=4, min_head_dim=136, fold=False, tma=True),
-        TWO_STAGES,  # last: planned only if memory is slow
+        TWO_STAGES,  # last: planned only if memory is slow, or several blocks read the same keys
     )
 
 
@@ -246,10 +247,10 @@ class DecodeSplit(Kernel):
         return {"k_cache": box, "v_cache": box}
 
     def choose(self, problem: Problem, fitting: tuple[DecodeConfig, ...], device: Device) -> DecodeConfig:
-        """The first that holds all packed rows, else the first of the tallest; tiles of 16 rows where several blocks
-        may read the keys. Four warps for short or ragged caches: of several blocks per SM, one works while another
-        begins or ends. Two stages if memory is slow, or blocks read from L2; if it is slow, with more work items than
-        SMs, caches of 1,024 tokens are not short.
+        """The first that holds all packed rows, else the first of the tallest. If several blocks read the keys of a
+        head (``_READ_AGAIN``): tiles of 16 rows, with two stages if there are such tiles. Four warps for short or
+        ragged caches: of several blocks per SM, one works while another begins or ends. Two stages if memory is slow;
+        with more work items than SMs, caches of 1,024 tokens are then not short.
         """
         fitting = tuple(
             config for config in fitting if not config.cluster_merge

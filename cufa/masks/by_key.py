@@ -111,8 +111,9 @@ def from_dense(seen: Any) -> Mask:
 
     ``seen`` is (seqlen_q, seqlen_k), (batch, seqlen_q, seqlen_k) or (batch, kv_heads, seqlen_q, seqlen_k): NumPy, or on
     the GPU, from which it is copied. A call must have the matrix's seqlen_q and seqlen_k. Row i and column j keep their
-    meaning in sequences shortened by ``seqlens_q`` and ``seqlens_k``, as under ``diagonal="top-left"``. Packed
-    sequences take a matrix of the longest: each reads its first rows and keys, and ALiBi has its own diagonal.
+    meaning in sequences shortened by ``seqlens_q`` and ``seqlens_k``, as under ``diagonal="top-left"``. For packed
+    sequences, the matrix has the longest sequence's rows and keys: each sequence reads the first ones, and ALiBi
+    measures from the sequence's own diagonal.
 
     The result is the cheapest form that holds the matrix: the narrowest band around all visible scores; within it up to
     two runs of rows that each key is hidden from; or one bit for each score. ALiBi measures distances from the band's

@@ -22,9 +22,9 @@ documents with about the same work: only the keys of documents that are too long
 the same P; for another P only heads and ulysses do.
 
 Partial results are joined in float32: on Hopper with 16-bit elements by fa3_forward itself, which starts from the
-running result; elsewhere by their log-sum-exp in a separate pass. Where a gradient is the sum of several calls, kernels
-write the shares in float32. They travel so, and only the sum is rounded to q's dtype: errors are those of one rank.
-Over links slower than NVLink these bytes may take longer than the kernels: see :func:`plan`.
+running result; elsewhere by their log-sum-exp in a separate pass. Where a gradient is the sum of several calls' shares,
+kernels write each share in float32, and ranks send it in float32. Only the sum is rounded to q's dtype: errors are
+those of one rank. Over links slower than NVLink the shares may take longer than the kernels: see :func:`plan`.
 
 Without peer access the driver copies through host memory, one copy for each run of neighbouring bytes; only long
 sequences hide that. Start processes with mpiexec or the like; to try several, `cufa parallel bench` starts its own. If

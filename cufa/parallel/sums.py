@@ -20,7 +20,7 @@ class Sum:
     """An array (batch, heads, tokens, head_dim) that is the sum of boxes of heads and tokens, in the caller's order.
 
     The first box at a place may be written there directly (:meth:`place`). Other boxes wait, and one pass adds them in
-    float32. ``like`` gives shape and device, ``dtype`` that of the boxes."""
+    float32. ``like`` gives shape and device; ``dtype`` is that of the boxes."""
 
     def __init__(self, group: Group, rank: int, like: Any, dtype: Any) -> None:
         self._group, self._rank, self._like, self.dtype = group, rank, like, np.dtype(dtype)
@@ -53,7 +53,7 @@ class Sum:
             self._add_up(np.dtype("float32") if self.dtype.itemsize < 4 else self.dtype)
 
     def total(self, dtype: Any) -> Any:
-        """The sum, 0 where nothing was added."""
+        """The sum in ``dtype``, 0 where nothing was added."""
         if self._array is None and len(self._waiting) == 1:
             ((_, _, x),) = self._waiting
             if x.shape == self._like.shape and x.dtype == dtype and x.flags.c_contiguous:
@@ -116,8 +116,8 @@ def add_up(parts: list[Any], target: Any) -> None:
 
 
 def _units(*arrays: Any) -> list[Any]:
-    """The arrays in units of as many elements as 16 bytes hold of the widest; all but the last have one dtype. [] if a
-    dtype, a shape or an alignment does not allow this."""
+    """Views of the arrays in units of equally many elements, which take 16 bytes in the widest dtype. [] if a dtype, a
+    shape or an alignment does not allow this; all arrays but the last must have one dtype."""
     sizes = {x.dtype.itemsize for x in arrays}
     count, found = 16 // max(sizes), []
     for x in arrays:

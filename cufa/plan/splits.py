@@ -160,6 +160,7 @@ def _estimates(
 ) -> Iterator[Estimate]:
     for config in configs:
         most = _most_tiles(problem, config)
+        # Two waves of blocks. Up to four splits may fill more waves: measured faster, NOTES.md.
         upto = max(4, 2 * _held(device, spec, config, problem) // config.query_items(problem))
         counts = range(1, min(most, upto) + 1) if num_splits is None else (min(num_splits, max(most, 1)),)
         for count in counts:

@@ -110,7 +110,7 @@ class Mask:
         packed: bool = False,
     ) -> str | None:  # fmt: skip
         """Why the mask does not fit arrays of these sizes, and the cure; None if it fits. Lengths are None for
-        sequences of different lengths in a cache; ``packed``: the most that a sequence has."""
+        sequences of different lengths in a cache. ``packed``: the lengths are the most of any packed sequence."""
         if self.matrix is not None and self.matrix != (seqlen_q, seqlen_k):
             rows, keys = self.matrix
             this = f"is a matrix of {rows:,} queries and {keys:,} keys"

@@ -133,8 +133,8 @@ class Problem:
     """Forward: the result joins a running result of earlier keys, O and lse in float32. (First and end of the rows
     without an earlier result, first and end of the rows that are finished and go to out.)"""
     float32_gradients: tuple[str, ...] = ()
-    """Backward of 16-bit elements: the results that are float32, "dk" and "dv" together. The caller adds them to others
-    and rounds the sum."""
+    """Backward of 16-bit elements: the results that are float32; "dk" and "dv" only together. The caller adds them to
+    the results of other calls, and rounds the sum."""
 
     # --- Elements -----------------------------------------------------------------------------------------
 
@@ -332,21 +332,21 @@ class Problem:
 
     @property
     def exempt_by_sequence(self) -> bool:
-        """Decode: exempt tokens that kernels read for each sequence: numbers of its own, or tokens that see every
-        key."""
+        """Decode: whether kernels read the exempt tokens of each sequence: sequences have numbers of their own, or some
+        tokens see every key."""
         if self.operation != "decode" or not isinstance(self.mask, Band):
             return False
         return self.mask.global_tokens != 0 or bool(self.mask_arrays)
 
     @property
     def uneven(self) -> bool:
-        """Decode: the kernel computes which tiles are read for each sequence."""
+        """Decode: whether sequences may differ in the tiles that are read, which the kernel then computes."""
         return self.lengths.ragged or self.exempt_by_sequence
 
     def kernel_reach_of(self, batch: int | None = None) -> int | Kept | FromChunk | None:
-        """As :attr:`reach`, for GPU kernels and one sequence; None: the most of all sequences. Under a window with kept
-        first keys, kernels read these keys and the window, and under chunks from the first token's chunk on; the CPU
-        path reads all keys."""
+        """As :attr:`reach`, for GPU kernels and sequence ``batch`` (None: the most that any sequence reads). Under a
+        window with kept first keys, kernels read these keys and the window; under chunks, the keys from the first
+        token's chunk on. The CPU path reads all keys under such masks."""
         mask = self.mask
         if isinstance(mask, Chunks) and self.operation == "decode":
             return FromChunk(mask.size, self.seqlen_q, self.cache.new_tokens)
@@ -361,7 +361,7 @@ class Problem:
 
     @property
     def kernel_reach(self) -> int | Kept | FromChunk | None:
-        """:meth:`kernel_reach_of`, the most of all sequences."""
+        """:meth:`kernel_reach_of`: the most that any sequence reads."""
         return self.kernel_reach_of()
 
     @property

@@ -49,7 +49,8 @@ def _bytes_of_queries(problem: Problem) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class HeadBatches:
-    """Head batches of the backward on Hopper: ``HeadBatches`` of backward/common/workspace.cuh."""
+    """Head batches of the backward on Hopper, and of every kernel with listed tickets: ``HeadBatches`` of
+    backward/common/workspace.cuh."""
 
     size: int
     """Key/value heads of each batch but the last."""
@@ -92,16 +93,17 @@ def has_head_batches(problem: Problem) -> bool:
 
 
 def has_listed_tickets(problem: Problem) -> bool:
-    """Whether the addition order is fixed and does not follow from a band: ``LISTED_TICKETS`` of the same file."""
+    """Whether the addition order is fixed and does not follow from a band: ``LISTED_TICKETS`` of
+    backward/common/workspace.cuh."""
     return bool(problem.deterministic and problem.mask.irregular_kind)
 
 
 def listed_batches(problem: Problem, key_blocks: int) -> HeadBatches:
-    """The head batches where tickets are listed. ``key_blocks``: of a head.
+    """The head batches where tickets are listed; packed sequences have none. ``key_blocks``: of a head.
 
-    Of :func:`deterministic_batch` heads. If a key is seen by less than a quarter of the rows (several documents), the
-    last batch has at least ``_LAST_ITEMS`` key blocks: few blocks run beside the long ones at the end of a batch. With
-    more rows, dQ of a large batch would leave the L2 cache.
+    A batch has :func:`deterministic_batch` heads. If less than a quarter of the rows see a key on average (several
+    documents), the last batch has at least ``_LAST_ITEMS`` key blocks: toward the end of a batch few key blocks are
+    left to run beside long ones. If more rows see a key, dQ of a large batch would leave the L2 cache.
     """
     heads, size = problem.batch * problem.kv_heads, deterministic_batch(problem)
     narrow = (

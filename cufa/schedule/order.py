@@ -46,8 +46,8 @@ L2_SHARE = 24 << 20
 #: smaller batch is preferred up to this time, relative to the best that fits.
 _CACHED, _CACHED_SLOW, _CACHED_MUCH, _SMALLER_SLOW = 1.02, 1.04, 1.12, 1.02
 
-#: Heads read much if keys and values of all are this many times L2_SHARE: in one head batch each query block would read
-#: them from memory, which takes up to 1.19 times as long.
+#: Heads read much if keys and values of all take more than this many times L2_SHARE: in one head batch each query
+#: block would read them from memory, which takes up to 1.19 times as long.
 _MUCH = 8
 
 #: With more work items, the last of the many rounds does not matter: the size of a head batch is not searched.

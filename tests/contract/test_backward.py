@@ -379,7 +379,7 @@ IRREGULAR = {
 
 def assert_same_bits(spec, case, **how):
     """Whatever order warps run in, whenever copies land; where asked for, however many blocks run at once."""
-    # Under irregular masks a fixed order visits tiles differently: dK and dV have other bits than in any order.
+    # Under irregular masks a fixed order visits tiles in another order: dK and dV then have other bits too.
     for ordered in BOTH:
         first, second = (
             check(EMULATE, spec, exact(spec), case, execution=execution, deterministic=ordered, **how)

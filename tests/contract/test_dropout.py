@@ -240,7 +240,7 @@ def test_errors_name_the_argument(call, given, error, words):
     ],
 )
 def test_tiles_of_long_calls_on_hopper(options, tiles):
-    """Where consumers draw, three with narrow tiles are slower than two with wide ones: measured for causal calls."""
+    """Consumers draw: under a causal mask, three consumers with 64 keys were measured slower than two with 128."""
     config = cufa.plan(
         (2, 32, 8192, 128), (2, 8, 8192, 128), dtype="float16", device="sm_90", **options
     ).config

@@ -153,7 +153,8 @@ def test_two_stages_and_whole_items_where_memory_is_slow(shape, slow, usual):
 
 
 def test_only_slow_memory_is_read_in_two_stages():
-    """Else one block reads the keys. The tiles are there for `cufa tune` and by name, last of the kernels' tiles."""
+    """Where one block reads the keys of a head. On other cards, `cufa tune` and calls by name take these tiles, which
+    are the last of the kernels' tiles."""
     for batch, capacity in itertools.product((1, 8, 32, 64, 128, 512), (512, 2048, 4096, 32 << 10)):
         for ragged in (False, True):
             plan = make_plan(problem(batch, 32, 8, capacity, ragged), H200)
@@ -267,7 +268,7 @@ def test_tiles_are_those_from_the_first_tokens_chunk_on():
 
 
 def test_numbers_of_each_sequence_are_planned_as_the_most():
-    """Of which the kernel then reads fewer. Numbers on a GPU may be the whole cache."""
+    """The kernel then reads fewer keys of other sequences. Numbers on a GPU may be the whole cache."""
     numbers = masks.streaming(np.array([4, 700]), 255)
     one = dataclasses.replace(problem(2, 32, 8, 4096), mask=numbers)
     assert one.uneven and one.kernel_reach == Kept(256, 700) and one.kernel_reach_of(0) == Kept(256, 4)
