@@ -104,7 +104,7 @@ def flash_attention_varlen(
         keys less its queries. With a function, every call makes a bit for each pair of a query and a key of the arrays,
         total_q · total_k / 8 bytes, and reads the function's arrays anew; on a GPU padding after the last sequence must
         be finite. With ALiBi, score, bias, dropout or a sink, and for ``a | b`` of other masks, each sequence has as
-        many bits as the longest may have scores. With a cache, no booleans, masks of runs or functions.
+        many bits as the longest may have scores. A cache takes bands, also with exempt tokens, and chunks.
     alibi_slopes, sink
         As for :func:`flash_attention`, with batch the number of sequences.
     score, bias, dropout, seed
