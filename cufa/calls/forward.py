@@ -133,8 +133,8 @@ def flash_attention(
     cache_seqlens : int32 array, (batch,), optional
         k and v are a cache, in which sequence b has ``cache_seqlens[b]`` keys before this call; None with
         ``block_table``: the cache is full. Not together with ``seqlens_k``. Masks are aligned to each sequence: its
-        last query has the position of its last key. Slots past a sequence's keys may hold NaN. Masks fit any
-        length: bands, also with exempt tokens, and chunks. GPU: float16 and bfloat16.
+        last query has the position of its last key. Slots past a sequence's keys may hold NaN. The mask must
+        fit any length: a band, also with exempt tokens, or chunks. GPU: float16 and bfloat16.
     block_table : int32 array, (batch, max_pages), optional
         k and v are pages, (num_pages, kv_heads, page_size, head_dim): entry (b, i) is the page with the ``page_size``
         keys of sequence b from ``i * page_size`` on. Entries that no query sees are not used. FA3 takes pages of

@@ -73,7 +73,8 @@ def merge_attention_states(
 
 
 def merge_into(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any, with_lse: bool) -> None:
-    """Write the merged out over ``out_b``, and over ``lse_b`` its lse if ``with_lse``: for results of our own calls."""
+    """Merge as :func:`merge_attention_states`, without checks, into ``out_b`` and ``lse_b``. Without ``with_lse``,
+    ``lse_b`` is undefined afterwards."""
     if is_device_array(out_a):
         _merge_on_gpu(out_a, lse_a, out_b, lse_b, out_b, lse_b, with_lse)
     else:
@@ -151,7 +152,7 @@ def _kernels(wide: str) -> tuple[Any, Any]:
 def _merge_on_gpu(
     out_a: Any, lse_a: Any, out_b: Any, lse_b: Any, out: Any = None, lse: Any = None, with_lse: bool = True
 ) -> tuple[Any, Any]:
-    """(out, lse), where they are given over these arrays, which may be the inputs themselves."""
+    """(out, lse), written to the arrays ``out`` and ``lse`` if given; these may be inputs."""
     import cupy
 
     merge_out, merge_lse = _kernels("double" if _compute_dtype(out_a, lse_a) is np.float64 else "float")

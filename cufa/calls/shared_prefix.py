@@ -51,7 +51,7 @@ def decode(
             adjacent = own[-1] - own[0] + 1 == len(own)
             members: Any = slice(own[0], own[-1] + 1) if adjacent else xp.asarray(own)
             state = _over_prefix(flash_decode, bits[members], q.dtype, caches, pages[number], options)
-            own_tail, own_lse = tail[members], lse[members]  # of adjacent sequences, views
+            own_tail, own_lse = tail[members], lse[members]  # views, if sequences are adjacent
             merge_into(*state, own_tail.view(q.dtype), own_lse, return_lse)
             if not adjacent:
                 tail[members], lse[members] = own_tail, own_lse

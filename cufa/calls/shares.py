@@ -40,5 +40,5 @@ def share_call(given: Mapping[str, Any], options: Options, float32: tuple[str, .
 def gradient_shares(
     given: Mapping[str, Any], options: Options, float32: tuple[str, ...], device: str | None = None
 ) -> Any:
-    """dq, dk and dv as :func:`cufa.flash_attention_backward` returns them; those that ``float32`` names are float32."""
+    """dq, dk and dv of :func:`cufa.flash_attention_backward`; a gradient that ``float32`` names is float32."""
     return run(share_call(given, options, float32), device, ("shares", float32, options))

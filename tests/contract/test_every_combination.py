@@ -1,5 +1,5 @@
-"""No refused combination: masks × lengths × changes of scores × elements × order of additions, forward and backward.
-Calls are checked and planned for three GPUs; nothing is computed (test_compositions.py does)."""
+"""Every combination has a kernel: masks × lengths × changes of scores × elements × order of additions, forward and
+backward. Calls are checked, and their kernels looked up for three GPUs; test_compositions.py computes."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def of_whole_arrays(kind: str, queries: int, keys: int) -> dict[str, Any]:
-    """The options of a call whose mask has values for each key, or each score, of so many queries and keys."""
+    """The options of a call whose mask has values for each of ``keys`` keys, or also for each query."""
     rng = np.random.default_rng(5)
     if kind == "bits":
         return {"mask": rng.random((3, 4, queries, keys)) < 0.3, "sink": SINK}
