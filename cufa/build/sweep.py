@@ -94,10 +94,11 @@ def build(variant: Variant) -> Build:
 def _spills_allowed(variant: Variant) -> float:
     """Bytes per thread that a build may spill. Trace builds: any number. Some builds for irregular masks of FA2 in
     float32 and of its backward, and of decoding an e4m3 cache with ALiBi, spill up to 16 and were measured so. FA3's
-    builds with split keys spill up to 8 with a soft cap above head dim 128, FA2's up to 36, with dropout both up to 72.
-    FA3's forward spills up to 44 under an irregular mask with lengths. FA3's backward spills up to 24 at head dim 128
-    with ALiBi or under an irregular mask, and with dropout under an irregular mask. FA2 over packed sequences spills
-    up to 8. On sm_90 and sm_100, FA2 in e4m3 spills up to 32: 8-bit operands are unpacked to float16 there."""
+    builds with split keys spill up to 32 with a soft cap above head dim 128, FA2's up to 36, with dropout both up to
+    72. FA3's forward spills up to 68 under an irregular mask with lengths. FA3's backward spills up to 24 at head dim
+    128 with ALiBi or under an irregular mask, and with dropout under an irregular mask. With lengths in a fixed order,
+    the backward of wide heads spills up to 16, FA2's up to 44. FA2 spills up to 8 over packed sequences and with
+    dropout. On sm_90 and sm_100, FA2 in e4m3 spills up to 32: 8-bit operands are unpacked to float16 there."""
     if variant.trace:
         return math.inf
     problem, name = variant.problem, variant.spec.name
@@ -106,18 +107,21 @@ def _spills_allowed(variant: Variant) -> float:
             return 72
         if name == "fa2_forward":
             return 36
-        return 8 if problem.softcap is not None and problem.head_dim > 128 else 4
+        return 32 if problem.softcap is not None and problem.head_dim > 128 else 4
     if name == "fa2_forward_fp8":
         return 32 if variant.arch.capability in (90, 100) else 0
     if name == "fa3_backward" and (problem.head_dim == 128 or problem.dropped):
         alibi_at_128 = problem.alibi and problem.head_dim == 128
         return 24 if alibi_at_128 or problem.mask.irregular_kind else 0
     if name == "fa3_forward" and problem.mask.irregular_kind and problem.lengths.ragged:
-        return 44
+        return 68
+    in_fixed_order = {"fa2_backward": 44, "fa3_backward_wide": 16}
+    if problem.deterministic and problem.lengths.ragged and name in in_fixed_order:
+        return in_fixed_order[name]
     decodes_alibi = problem.operation == "decode" and problem.alibi
     if problem.mask.irregular_kind or decodes_alibi:
         return 16
-    return 8 if name.startswith("fa2_") and problem.lengths.kind == "packed" else 0
+    return 8 if name.startswith("fa2_") and (problem.lengths.kind == "packed" or problem.dropped) else 0
 
 
 def build_all(variants: Sequence[Variant], jobs: int) -> Iterator[Build]:
