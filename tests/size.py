@@ -39,18 +39,18 @@ ADDED = {
 """Lines by which later capabilities raise the budgets of the product and of cufa."""
 RECORDED = "cufa/records"
 CEILINGS = {
-    "lines of the product": 75_388,
-    "lines of cufa": 36_133,
-    "lines of tests": 43_771,
-    "lines of forward/fa3/kernel.cu with its includes": 4_587,
-    "lines of forward/fa2/kernel.cu with its includes": 3_317,
-    "lines of backward/fa3_narrow64/kernel.cu with its includes": 5_234,
-    "lines of backward/fa3_narrow128/kernel.cu with its includes": 5_213,
-    "lines of backward/fa3_pair/kernel.cu with its includes": 4_905,
-    "lines of backward/fa2/kernel.cu with its includes": 4_013,
-    "lines of backward/fa2_f32/kernel.cu with its includes": 3_847,
-    "lines of decode/split.cu with its includes": 3_539,
-    "lines of decode/balanced.cu with its includes": 3_530,
+    "lines of the product": 76_027,
+    "lines of cufa": 36_546,
+    "lines of tests": 44_345,
+    "lines of forward/fa3/kernel.cu with its includes": 4_690,
+    "lines of forward/fa2/kernel.cu with its includes": 3_380,
+    "lines of backward/fa3_narrow64/kernel.cu with its includes": 5_308,
+    "lines of backward/fa3_narrow128/kernel.cu with its includes": 5_287,
+    "lines of backward/fa3_pair/kernel.cu with its includes": 4_977,
+    "lines of backward/fa2/kernel.cu with its includes": 4_064,
+    "lines of backward/fa2_f32/kernel.cu with its includes": 3_889,
+    "lines of decode/split.cu with its includes": 3_644,
+    "lines of decode/balanced.cu with its includes": 3_635,
 }
 """By what is measured."""
 _INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"', re.MULTILINE)

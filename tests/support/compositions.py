@@ -241,7 +241,8 @@ def _far(it: Composition, name: str, found: Any, exact: Any, factor: float = 1.0
     kept = 1 / (1 - it.options.get("dropout", 0))
     there = np.isfinite(exact)
     error = np.abs(np.where(there, found, 0) - np.where(there, exact, 0)).max(initial=0)
-    natural = kept * max(1, it.build.v_dim / 32) ** 0.5  # rowsum(dO ∘ O) rounds as large sums do
+    # rowsum(dO ∘ O) rounds as large sums do. Of a row that sees one key it equals dP: O's rounding is all of the error.
+    natural = kept * max(1, it.build.v_dim / 32) ** 0.5
     natural *= _errors_in_a_key(it) if name == "dk" else 1
     bound = factor * rounding * max(np.abs(exact[there]).max(initial=0), natural)
     return "" if error <= bound else f"{name} is off by {error:.3g}, bound {bound:.3g}"
