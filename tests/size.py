@@ -41,7 +41,7 @@ RECORDED = "cufa/records"
 CEILINGS = {
     "lines of the product": 76_027,
     "lines of cufa": 36_546,
-    "lines of tests": 44_345,
+    "lines of tests": 44_341,
     "lines of forward/fa3/kernel.cu with its includes": 4_690,
     "lines of forward/fa2/kernel.cu with its includes": 3_380,
     "lines of backward/fa3_narrow64/kernel.cu with its includes": 5_308,

@@ -513,10 +513,6 @@ def test_masks_that_decoding_does_not_take():
         cufa.flash_decode(q, k, v, mask=masks.causal(), window=(3, 0))
     with pytest.raises(ValueError, match="is of 2 sequences but k has 3"):
         cufa.flash_decode(q, k, v, mask=masks.streaming([1, 2], 3))
-    with pytest.raises(ValueError, match="takes one number of first keys for all sequences"):
-        cufa.plan_decode(q, k, mask=masks.streaming([1, 2, 3], 9), device="sm_90")
-    with pytest.raises(ValueError, match="band masks, not masks that hide each key from one run of rows"):
-        cufa.plan_decode(q, k, mask=masks.chunks(16), device="sm_90")
 
 
 def test_what_is_refused_is_refused_in_words():
